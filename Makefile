@@ -1,0 +1,30 @@
+# `make demo` and `make test` are all a newcomer needs; both build .venv first.
+VENV ?= .venv
+PY := $(VENV)/bin/python
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: venv demo test lint bench clean
+
+venv: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml tests/constraints.txt tests/install.sh
+	sh tests/install.sh $(VENV)
+	touch $@
+
+demo: venv
+	$(PY) -m ftcore demo
+
+lint: venv
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+test: venv lint
+	sh tests/system_packages.sh
+	$(PY) -m pytest
+
+bench: venv
+	$(PY) -m tests.bench
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""Asynchronous sharded checkpoints that cannot be torn."""

@@ -1,0 +1,1 @@
+"""Reads flight-recorder dumps and names the guilty rank."""

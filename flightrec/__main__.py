@@ -1,0 +1,17 @@
+"""The command `flightrec`."""
+
+from __future__ import annotations
+
+import click
+
+from ftcore.base.cli import FtGroup
+
+
+@click.group(cls=FtGroup)
+@click.version_option(package_name="ftcore")
+def main() -> None:
+    """Flight-recorder analysis."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Messages between trainers, managers and the lighthouse. No torch."""

@@ -1,0 +1,1 @@
+"""The quorum server: it says who takes the next step together."""
