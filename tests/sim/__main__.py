@@ -1,4 +1,4 @@
-"""Run many seeds, or replay one: `python -m tests.sim --seeds 5000`, `python -m tests.sim --seed 7`."""
+"""Run many seeds (`python -m tests.sim --seeds 5000`) or replay one (`--seed 7`)."""
 
 from __future__ import annotations
 

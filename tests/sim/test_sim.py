@@ -1,4 +1,4 @@
-"""The promises of DESIGN.md section 3 over many seeds of a bad world, and the seeds that once failed."""
+"""The promises of the design over many seeds of a bad world, and the seeds that once failed."""
 
 import multiprocessing
 

@@ -27,9 +27,12 @@ from ftcore.wire.messages import (
 from lighthouse.core import JobCore
 from lighthouse.quorum import Policy
 
-POLICY = dict(
-    join_timeout_s=1.0, heartbeat_timeout_s=1.5, reattach_timeout_s=0.4, promise_timeout_s=4.0
-)
+POLICY = {
+    "join_timeout_s": 1.0,
+    "heartbeat_timeout_s": 1.5,
+    "reattach_timeout_s": 0.4,
+    "promise_timeout_s": 4.0,
+}
 REPORT_EVERY_S = 0.5
 
 
