@@ -19,6 +19,7 @@ from ftcore.process_group.errors import (
 )
 from ftcore.process_group.life import Life, Link, build_in_background, drop_in_background
 from ftcore.process_group.solo import SoloLink
+from ftcore.process_group.store import split_address
 from ftcore.process_group.work import GroupWork, joined, reason
 
 _CLOSE_TIMEOUT_S = 10.0
@@ -245,6 +246,8 @@ def _check(quorum: Quorum) -> None:
         raise BadSetting(f"rank {quorum.rank} is not in a world of {quorum.world_size}")
     if quorum.timeout_s <= 0:
         raise BadSetting(f"timeout_s is {quorum.timeout_s}, but must be above 0")
+    if quorum.world_size > 1:
+        split_address(quorum.store_address)
 
 
 def _not_built(life: Life, quorum: Quorum, why: str) -> GroupNotBuilt:

@@ -12,7 +12,8 @@ from ftcore.process_group.errors import GroupError
 class Link(Protocol):
     """A torch Backend, or what looks like one, of one quorum."""
 
-    backend: object
+    @property
+    def backend(self) -> object: ...
 
     def cut(self) -> None:
         """Make every collective in flight end with an error, soon. Callable from any thread."""
