@@ -57,16 +57,22 @@ class ExactReduction:
     """
 
     def __init__(
-        self, group: Group, local: Mapping[int, torch.Tensor], *, deal: Deal, out: torch.Tensor
+        self,
+        group: Group,
+        local: Mapping[int, torch.Tensor],
+        *,
+        deal: Deal,
+        out: torch.Tensor,
+        scale: float = 1.0,
     ) -> None:
         _check(local, deal, out)
-        self._group, self._deal, self._out = group, deal, out
+        self._group, self._deal, self._out, self._scale = group, deal, out, scale
         self._sizes = slice_sizes(out.numel(), deal.world_size)
         self._gathering: GroupWork | None = None
         self._gathered = out
         if deal.world_size == 1:
             self._received, self._work = out, None
-            _sum_in_order([local[shard] for shard in deal.mine], out)
+            _sum_in_order([local[shard] for shard in deal.mine], out, scale)
         else:
             self._received, self._work = self._send(local)
 
@@ -103,7 +109,7 @@ class ExactReduction:
         parts = dict(zip(arrived, self._received.split(size) if size else [], strict=bool(size)))
         total = self._out.new_empty(size)
         if size:
-            _sum_in_order([parts[shard] for shard in sorted(parts)], total)
+            _sum_in_order([parts[shard] for shard in sorted(parts)], total, self._scale)
         return total
 
     def wait(self) -> None:
@@ -119,16 +125,22 @@ class ExactReduction:
 
 
 def reduce_exact(
-    group: Group, local: Mapping[int, torch.Tensor], *, owner_of: Sequence[int], out: torch.Tensor
+    group: Group,
+    local: Mapping[int, torch.Tensor],
+    *,
+    owner_of: Sequence[int],
+    out: torch.Tensor,
+    scale: float = 1.0,
 ) -> None:
-    """Put the sum of all shards, added in shard order, into the flat tensor `out` on every rank.
+    """Put scale × the sum of all shards, added in shard order, into the flat tensor `out`.
 
-    `local` maps this rank's shards to flat tensors like `out`; `owner_of[shard]` is the replica
-    rank that has it, the same on every rank. Ranks without shards take part all the same. float16
-    and bfloat16 are added in float32 and rounded once. Raises GroupError when the group breaks.
+    Every rank gets the same bits. `local` maps this rank's shards to flat tensors like `out`;
+    `owner_of[shard]` is the replica rank that has it, the same on every rank. Ranks without shards
+    take part all the same. float16 and bfloat16 are added in float32 and rounded once. Raises
+    GroupError when the group breaks.
     """
     deal = Deal(owner_of=tuple(owner_of), rank=group.rank(), world_size=group.size())
-    reduction = ExactReduction(group, local, deal=deal, out=out)
+    reduction = ExactReduction(group, local, deal=deal, out=out, scale=scale)
     reduction.gather()
     reduction.wait()
 
@@ -146,21 +158,20 @@ def _by_destination(
     return torch.cat(slices)
 
 
-def _sum_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """out = ((parts[0] + parts[1]) + parts[2]) + …, rounded to the dtype of `out` at the end."""
+def _sum_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float) -> None:
+    """out = scale × (((parts[0] + parts[1]) + parts[2]) + …), rounded to a narrow dtype at the end.
+
+    A rank scales only its own slice, before it is handed out.
+    """
     wide = _ACCUMULATE_IN.get(out.dtype)
-    if len(parts) == 1:
-        out.copy_(parts[0])
-        return
-    if wide is None:
-        torch.add(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            out.add_(part)
-        return
-    total = parts[0].to(wide)
+    total = out if wide is None else torch.empty_like(out, dtype=wide)
+    total.copy_(parts[0])
     for part in parts[1:]:
         total.add_(part)
-    out.copy_(total)
+    if scale != 1.0:
+        total.mul_(scale)
+    if total is not out:
+        out.copy_(total)
 
 
 def _check(local: Mapping[int, torch.Tensor], deal: Deal, out: torch.Tensor) -> None:

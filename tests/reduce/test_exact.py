@@ -1,5 +1,4 @@
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -7,25 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftcore.process_group import GroupAborted
-from ftcore.process_group.fake import FakeGroup, FakeNetwork
 from ftcore.reduce.errors import BadDeal
 from ftcore.reduce.exact import Deal, reduce_exact, slice_sizes
-
-POOL = ThreadPoolExecutor(max_workers=8)
-HANG_S = 60.0
-
-
-def members(size):
-    network = FakeNetwork()
-    groups = [FakeGroup(network) for _ in range(size)]
-    joins = [
-        POOL.submit(
-            g.configure, store_address="m:1", prefix="q", rank=r, world_size=size, timeout_s=HANG_S
-        )
-        for r, g in enumerate(groups)
-    ]
-    [j.result(HANG_S) for j in joins]
-    return groups
+from tests.reduce.members import each, fake_groups
 
 
 def reduced(groups, shards, owner_of):
@@ -37,7 +20,7 @@ def reduced(groups, shards, owner_of):
         reduce_exact(group, local, owner_of=owner_of, out=out)
         return out
 
-    return [f.result(HANG_S) for f in [POOL.submit(story, g) for g in groups]]
+    return each(groups, story)
 
 
 def in_order(shards):
@@ -63,7 +46,7 @@ def bits(tensor):
 def test_shards_are_added_in_shard_order_whoever_has_them():
     shards = [torch.tensor([x]) for x in (1e8, 1.0, -1e8)]
     for owner_of in [(0, 1, 0), (1, 0, 1), (1, 1, 1), (0, 0, 0)]:
-        got = reduced(members(2), shards, owner_of)
+        got = reduced(fake_groups(2), shards, owner_of)
         assert [g.item() for g in got] == [0.0, 0.0]  # (1e8 + 1) - 1e8 in float32
 
 
@@ -83,29 +66,29 @@ def test_every_deal_gives_the_bits_of_one_process(size, count, numel, dtype, see
     rng = random.Random(seed)
     owner_of = [rng.randrange(size) for _ in range(count)]
     expected = bits(in_order(shards))
-    assert {bits(out) for out in reduced(members(size), shards, owner_of)} == {expected}
+    assert {bits(out) for out in reduced(fake_groups(size), shards, owner_of)} == {expected}
 
 
 def test_a_rank_without_shards_gets_the_sum_too():
     shards = rough(1, 2, 5, torch.float32)
-    got = reduced(members(3), shards, (0, 2))
+    got = reduced(fake_groups(3), shards, (0, 2))
     assert torch.equal(got[1], in_order(shards))
 
 
 def test_one_rank_alone_adds_in_the_same_order():
     shards = rough(2, 7, 1000, torch.float32)
-    assert torch.equal(reduced(members(1), shards, [0] * 7)[0], in_order(shards))
+    assert torch.equal(reduced(fake_groups(1), shards, [0] * 7)[0], in_order(shards))
 
 
 def test_the_shards_stay_as_they_were_for_a_repeated_step():
     shards = rough(3, 3, 10, torch.float32)
     before = [bits(s) for s in shards]
-    reduced(members(2), shards, (0, 1, 1))
+    reduced(fake_groups(2), shards, (0, 1, 1))
     assert [bits(s) for s in shards] == before
 
 
 def test_a_group_that_breaks_raises_a_retryable_error():
-    groups = members(2)
+    groups = fake_groups(2)
     groups[0].abort("member lost")
     with pytest.raises(GroupAborted) as caught:
         reduce_exact(groups[0], {0: torch.ones(3)}, owner_of=(0, 1), out=torch.empty(3))
@@ -120,7 +103,7 @@ def test_slices_cover_everything_and_differ_by_at_most_one(numel, parts):
 
 def test_a_shard_that_nobody_dealt_is_refused():
     with pytest.raises(BadDeal, match=r"dealt shards \[0\], but brings shards \[1\]"):
-        reduce_exact(members(1)[0], {1: torch.ones(2)}, owner_of=(0,), out=torch.empty(2))
+        reduce_exact(fake_groups(1)[0], {1: torch.ones(2)}, owner_of=(0,), out=torch.empty(2))
 
 
 def test_an_owner_outside_the_world_is_refused():
@@ -130,4 +113,4 @@ def test_an_owner_outside_the_world_is_refused():
 
 def test_shards_of_another_size_are_refused():
     with pytest.raises(BadDeal, match="must be flat and alike"):
-        reduce_exact(members(1)[0], {0: torch.ones(3)}, owner_of=(0,), out=torch.empty(2))
+        reduce_exact(fake_groups(1)[0], {0: torch.ones(3)}, owner_of=(0,), out=torch.empty(2))
