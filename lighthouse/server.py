@@ -18,7 +18,6 @@ from ftcore.wire.messages import (
     Attached,
     Hello,
     Member,
-    Order,
     Quorum,
     Refused,
     Report,
@@ -240,28 +239,21 @@ async def _write_all(outbox: Outbox, write: Callable[[bytes], Awaitable[None]]) 
         await write(data)
 
 
-class AttachHandler(grpc.GenericRpcHandler[bytes, bytes]):
-    """`ftcore.v1.Lighthouse/Attach` over grpc.aio, in raw bytes: an order is encoded only once."""
+def attach_handler(lighthouse: Lighthouse) -> grpc.GenericRpcHandler[bytes, bytes]:
+    """`ftcore.v1.Lighthouse/Attach` in raw bytes, so that an order for many is encoded once."""
 
-    def __init__(self, lighthouse: Lighthouse) -> None:
-        self._lighthouse = lighthouse
-
-    def service(
-        self, details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        if details.method != "/ftcore.v1.Lighthouse/Attach":
-            return None
-        return grpc.stream_stream_rpc_method_handler(self._attach)
-
-    async def _attach(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    async def attach(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
         try:
-            await self._lighthouse.serve_stream(requests.__aiter__(), context.write)
+            await lighthouse.serve_stream(aiter(requests), context.write)
         except (BadMessage, StreamRefused) as error:
             event(log, "stream.refused", peer=context.peer(), reason=str(error))
-            refused: Order = Refused(what=str(error), remedy=error.remedy)
+            refused = Refused(what=str(error), remedy=error.remedy)
             await context.write(encode_order(refused))
+
+    method = grpc.stream_stream_rpc_method_handler(attach)
+    return grpc.method_handlers_generic_handler("ftcore.v1.Lighthouse", {"Attach": method})
 
 
 def make_grpc_server(lighthouse: Lighthouse) -> grpc.aio.Server:
@@ -276,5 +268,5 @@ def make_grpc_server(lighthouse: Lighthouse) -> grpc.aio.Server:
             ("grpc.keepalive_permit_without_calls", 1),
         ]
     )
-    server.add_generic_rpc_handlers((AttachHandler(lighthouse),))
+    server.add_generic_rpc_handlers((attach_handler(lighthouse),))
     return server
