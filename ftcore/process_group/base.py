@@ -55,10 +55,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     """
 
     backend_name = "abstract"
+    group_name = ""  # given by registry.register(); hides torch's, which lives in its backends
 
     def __init__(self, *, hold_errors: bool = False) -> None:
         super().__init__(0, 1)
         self.hold_errors = hold_errors
+        self.group_name = ""
         self._life = Life("group that was never configured")
         self._quorum: Quorum | None = None
         self._threads: list[threading.Thread] = []
@@ -156,6 +158,9 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
 
     def getBackendName(self) -> str:
         return self.backend_name
+
+    def getGroupName(self) -> str:
+        return self.group_name
 
     def name(self) -> str:
         return self.backend_name

@@ -28,7 +28,7 @@ from ftcore.base.log import event
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.work import GroupWork
-from ftcore.reduce.errors import BadDeal
+from ftcore.reduce.errors import BadDeal, GradientAfterLaunch
 from ftcore.reduce.exact import Deal, ExactReduction
 from ftcore.reduce.flat import FlatBucket, slots_of
 from ftcore.reduce.launches import Launches
@@ -85,13 +85,22 @@ class Buckets:
         """
         launches = self._launches or self._new_launches(group, weight, 1)
         try:
+            early = len(launches.works)
             launches.launch_all()
+            self._refuse_late_changes(self._buckets[:early])
             self._finish(group, [work.wait for work in launches.works])
         finally:
             self._launches = launches
             self.cancel()
         for bucket in self._buckets:
             bucket.show(bucket.flat)
+
+    def _refuse_late_changes(self, launched: Iterable[FlatBucket]) -> None:
+        for bucket in launched:
+            if bucket.changed_since_filled():
+                raise GradientAfterLaunch(
+                    f"a gradient of {', '.join(bucket.names)} changed after its bucket was sent"
+                )
 
     def cancel(self) -> None:
         """Forget an armed step whose backward did not end. Abort the group first: this waits for

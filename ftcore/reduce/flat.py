@@ -37,6 +37,7 @@ class FlatBucket:
         self._sizes = [slot.numel for slot in plan.slots]
         self._spare: list[torch.Tensor] = []
         self._views_of: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._filled_from: list[tuple[torch.Tensor, int]] = []
         self._workspace: torch.Tensor | None = None
         self.flat = self._new_flat()
 
@@ -74,10 +75,19 @@ class FlatBucket:
                 targets.append(view)
                 sources.append(source)
         _scale_into(targets, sources, weight)
+        # Gradients that lie in the bucket share one version with it, so they cannot be watched.
+        inside = {view.data_ptr() for view in views}
+        outside = [source for source in sources if source.data_ptr() not in inside]
+        self._filled_from = [(source, source._version) for source in outside]
         return missing
+
+    def changed_since_filled(self) -> bool:
+        """Whether somebody scaled or clipped a gradient after it was taken."""
+        return any(source._version != version for source, version in self._filled_from)
 
     def show(self, flat: torch.Tensor) -> None:
         """Let every `.grad` be its part of `flat`."""
+        self._filled_from = []
         for param, grad in zip(self._params, self._views(flat)[1], strict=True):
             param.grad = grad
 
