@@ -28,9 +28,9 @@ def new_identity() -> str:
 class Timing:
     """How long a lease lasts, and what follows from that.
 
-    A clock may run fast or slow by the share `drift`. The holder counts its time from before it
-    asked and stops early, everyone else counts from after it saw the last sign of life and waits
-    longer, so the two never overlap.
+    A clock may run fast or slow by the share `drift`. The holder counts from before it asked and
+    stops early enough for a slow clock here and a fast one there: (1 - 2d) / (1 - d) real seconds
+    are never more than 1 / (1 + d). Everyone else counts from after it saw a sign of life.
     """
 
     ttl_s: float = 2.0
@@ -47,11 +47,11 @@ class Timing:
 
     def tenure_end(self, asked_at: float) -> float:
         """When the holder must have stopped, on its own clock."""
-        return asked_at + self.ttl_s * (1 - self.drift)
+        return asked_at + self.ttl_s * (1 - 2 * self.drift)
 
     def is_over(self, *, seen_at: float, now: float) -> bool:
         """Whether a holder last seen alive at `seen_at` has stopped for certain."""
-        return now - seen_at >= self.ttl_s * (1 + self.drift)
+        return now - seen_at >= self.ttl_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

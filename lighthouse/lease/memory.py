@@ -78,7 +78,8 @@ class MemoryLease:
                 now = store.current()
                 if shown and now == seen:
                     try:
-                        await asyncio.wait_for(store.changed.wait(), self.timing.renew_every_s)
+                        async with asyncio.timeout(self.timing.renew_every_s):
+                            await store.changed.wait()
                     except TimeoutError:
                         pass
                     continue
