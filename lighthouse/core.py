@@ -360,8 +360,8 @@ class JobCore:
         self._dismissed = frozenset(before - quorum.lives)
         self.last_id = quorum.quorum_id
         self._note(now, "quorum.issued", "quorum", ", ".join(quorum.replica_ids))
-        for life in sorted(before | quorum.lives):
-            self._order(life, NewQuorum(quorum=quorum))
+        order = NewQuorum(quorum=quorum)
+        self._orders.extend((life, order) for life in sorted(before | quorum.lives))
         for replica_id in quorum.replica_ids:
             seat = self.seats[replica_id]
             report = replace(seat.report, want=_after_seating(seat.report.want))
