@@ -114,20 +114,22 @@ class TorchftCore:
         self, policy: TorchftPolicy, *, term: int, previous: TorchftQuorum | None = None
     ) -> None:
         self.policy, self.term, self.previous = policy, term, previous
-        self.waiting: NotYet | None = None
         self.wake_at = inf
         self.asks: dict[str, Ask] = {}
         self.expiries: dict[str, float] = {}
+        self._join_deadline = inf
         self._previous_ids = frozenset(previous.replica_ids if previous else ())
         self._not_back = set(self._previous_ids)
 
     def heartbeat(self, replica_id: str, now: float) -> None:
-        self.expiries[replica_id] = now + self.policy.heartbeat_timeout_s
+        expiry = self.expiries[replica_id] = now + self.policy.heartbeat_timeout_s
+        self.wake_at = min(self.wake_at, expiry)
 
     def ask(self, member: TorchftMember, now: float) -> None:
         """Take part in the next quorum. Asking again replaces what was said before."""
         self.heartbeat(member.replica_id, now)
         self.asks[member.replica_id] = Ask(member=member, at=now)
+        self._join_deadline = min(self._join_deadline, now + self.policy.join_timeout_s)
         self._not_back.discard(member.replica_id)
 
     def withdraw(self, replica_id: str, *, at: float) -> None:
@@ -135,8 +137,14 @@ class TorchftCore:
         ask = self.asks.get(replica_id)
         if ask is not None and ask.at == at:
             del self.asks[replica_id]
+            self._join_deadline = self._earliest_deadline()
             if replica_id in self._previous_ids:
                 self._not_back.add(replica_id)
+
+    def waits_for(self, now: float) -> NotYet | None:
+        """What those who asked wait for; None when nobody does."""
+        answer = decide(self.asks, self.expiries, self._previous_ids, self.policy, now)
+        return answer if self.asks and isinstance(answer, NotYet) else None
 
     def poll(self, now: float) -> TorchftQuorum | None:
         """The next quorum if there is one. Call after every message and at `wake_at`."""
@@ -145,7 +153,6 @@ class TorchftCore:
         self.expiries = {r: until for r, until in self.expiries.items() if now < until}
         match decide(self.asks, self.expiries, self._previous_ids, self.policy, now):
             case NotYet() as waiting:
-                self.waiting = waiting if self.asks else None
                 self.wake_at = waiting.until
                 return None
             case members:
@@ -154,16 +161,22 @@ class TorchftCore:
     def _may_change(self, now: float) -> bool:
         """Cheap, because it is asked after each of many messages: could `decide` say yes now?"""
         everyone_is_back = bool(self._previous_ids) and not self._not_back
-        return everyone_is_back or len(self.asks) >= len(self.expiries) or now >= self.wake_at
+        everyone_asked = len(self.asks) >= len(self.expiries)
+        return everyone_is_back or everyone_asked or now >= min(self.wake_at, self._join_deadline)
+
+    def _earliest_deadline(self) -> float:
+        earliest = min((a.at for a in self.asks.values()), default=inf)
+        return earliest + self.policy.join_timeout_s
 
     def _issue(self, members: tuple[TorchftMember, ...]) -> TorchftQuorum:
         quorum = TorchftQuorum(quorum_id=self._next_id(members), members=members)
         for member in members:
             del self.asks[member.replica_id]
-        self.previous, self.waiting = quorum, None
+        self.previous = quorum
         self._previous_ids = frozenset(quorum.replica_ids)
         self._not_back = set(self._previous_ids)
-        self.wake_at = inf if not self.asks else 0.0  # shrink-only may have left some waiting
+        self._join_deadline = self._earliest_deadline()
+        self.wake_at = min(self.expiries.values(), default=inf)
         return quorum
 
     def _next_id(self, members: tuple[TorchftMember, ...]) -> int:
