@@ -10,6 +10,7 @@ from ftcore.base.errors import BadSetting
 from ftcore.process_group import GlooGroup, GroupAborted, host_store
 from ftcore.process_group.errors import GroupError, GroupNotBuilt, GroupNotConfigured
 from ftcore.process_group.fake import FakeGroup, FakeNetwork
+from ftcore.process_group.isolated import IsolatedGroup
 from ftcore.process_group.nccl import NcclGroup, nccl_is_available
 from tests.process_group.world import HANG_S, World
 
@@ -19,7 +20,7 @@ def fake_group():
     return lambda **options: FakeGroup(network, **options)
 
 
-KINDS = {"fake": fake_group, "gloo": lambda: GlooGroup}
+KINDS = {"fake": fake_group, "gloo": lambda: GlooGroup, "isolated": lambda: IsolatedGroup}
 
 
 @pytest.fixture(params=sorted(KINDS))
