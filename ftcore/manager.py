@@ -140,9 +140,17 @@ class Manager:
                     raise StepNotIterated(f"step {step.index} was left before it was committed")
         except GroupStopped as stop:
             if not stop.facts.get("is_clean"):
-                raise
+                raise self._explained(stop) from None
             self.drained_because = str(stop)
             event(log, "group.drained", reason=str(stop))
+
+    def _explained(self, stop: GroupStopped) -> GroupStopped:
+        """Add the first difference when this group's state has another layout."""
+        address = str(stop.facts.get("compare_with") or "")
+        difference = self.state.difference_from(address) if address else ""
+        if not difference:
+            return stop
+        return GroupStopped(f"{stop}: {difference}", remedy=stop.remedy)
 
     def drain(self, reason: str) -> None:
         """Leave in good order: the others go on without repeating a step, `steps` ends."""
