@@ -44,6 +44,8 @@ class Manager:
     mode: "exact" sums shards in shard order, so the weights are bit-identical to those of a run
         without failures. "fast" uses ordinary all-reduce.
     detect_within_s: how long a rank may be stopped before its group is given up.
+    guard: looks at each step after its reduction and before the vote; what it returns, if anything,
+        is why the step must not be committed. It is repeated then.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
 
     Group rank and size are taken from RANK and WORLD_SIZE, which mean the ranks within this
@@ -69,6 +71,7 @@ class Manager:
         collective_timeout_s: float = 60.0,
         heal_timeout_s: float = 600.0,
         failed_steps_max: int = 10,
+        guard: Callable[[Step], str] | None = None,
     ) -> None:
         if shards < 1:
             raise BadSetting(f"shards is {shards}, but a step needs at least one")
@@ -96,6 +99,7 @@ class Manager:
             timeout_s=collective_timeout_s,
         )
         self.drained_because = ""
+        self._guard = guard
         self._limits = {
             "stopped_limit_s": detect_within_s,
             "attach_timeout_s": attach_timeout_s,
@@ -197,6 +201,10 @@ class Manager:
         except (GroupError, HealFailed, OfferRefused, dist.DistStoreError) as error:
             return str(error)
         return ""
+
+    def objection(self, step: Step) -> str:
+        """Why the reduced step must not be committed, or an empty string."""
+        return self._guard(step) if self._guard is not None else ""
 
     def _note_quorum(self, grant: Grant) -> None:
         quorum = grant.quorum

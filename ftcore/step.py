@@ -80,7 +80,7 @@ class Step:
             if not reason:
                 owner_of = owners(self.grant.quorum, step=self.index, shards=manager.shards)
                 yield from manager.gradients.run(self, owner_of)
-                reason = manager.gradients.reduce(self, owner_of)
+                reason = manager.gradients.reduce(self, owner_of) or manager.objection(self)
             if manager.settle(self, reason):
                 return
             self.failures.append(reason)

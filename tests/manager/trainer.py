@@ -33,7 +33,9 @@ def train(config, events):
         torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(width, 1)
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    options = config.get("options", {})
+    options = dict(config.get("options", {}))
+    if reason := options.pop("guard", ""):
+        options["guard"] = lambda step: reason
     with Manager(
         model,
         optimizer,
