@@ -14,6 +14,7 @@ import multiprocessing as mp
 import statistics
 import time
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch import nn
@@ -125,12 +126,13 @@ def source_process(side, kind, gigabytes):
             side.recv()
             source.before_step()
         else:
-            alone = [timed(lambda: train_step(model, source, step_s)) for _ in range(3)]
+            step = partial(train_step, model, source, step_s)
+            alone = [timed(step) for _ in range(3)]
             started = time.perf_counter()
             side.send((source.publish(), started))
             steps = [time.perf_counter() - started]
             while not side.poll():
-                steps.append(timed(lambda: train_step(model, source, step_s)))
+                steps.append(timed(step))
             side.recv()
             base = statistics.median(alone)
             side.send(max(0.0, sum(steps) - base * (len(steps) - 1)))
@@ -147,7 +149,7 @@ def timed(work):
 def measure(kind, gigabytes, repeats):
     """Median rate in GB/s standing still; transfer and lost seconds with a training source."""
     mine, theirs = mp.Pipe()
-    process = mp.get_context("spawn").Process(target=source_process, args=(theirs, kind, gigabytes))
+    process = mp.get_context("fork").Process(target=source_process, args=(theirs, kind, gigabytes))
     process.start()
     model, receive = Weights(gigabytes, 0.0), kind.receiver()
     rates, training = [], []
