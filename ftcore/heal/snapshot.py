@@ -234,7 +234,8 @@ class Snapshot:
 
 def _reserve(size: int) -> Tensor:
     """Memory that costs nothing until it is written; in huge pages where the kernel has them."""
-    memory = mmap.mmap(-1, max(1, size))
+    # Private: huge pages of shared memory are off nearly everywhere, and their faults cost double.
+    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # without huge pages it is only slower
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
