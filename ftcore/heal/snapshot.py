@@ -9,7 +9,6 @@ users register) may change at any moment and is copied at once; it is small.
 from __future__ import annotations
 
 import logging
-import mmap
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from torch import Tensor
 from ftcore.base.log import event
 from ftcore.heal.manifest import encode_manifest
 from ftcore.heal.parts import Part, cut, part_bytes_for
+from ftcore.heal.staging import Staging
 from ftcore.statedict import FlatState, bytes_of
 from ftcore.statedict.memory import copy_out
 
@@ -59,7 +59,14 @@ class Snapshot:
     """The state of one step, for readers. Made, settled and revoked on the training thread."""
 
     def __init__(
-        self, flat: FlatState, *, step: int, quorum_id: int, readers: int, stage_ahead: bool
+        self,
+        flat: FlatState,
+        staging: Staging,
+        *,
+        step: int,
+        quorum_id: int,
+        readers: int,
+        stage_ahead: bool,
     ) -> None:
         self.step, self.quorum_id = step, quorum_id
         own = [t for t in flat.tensors if t.entry.alias_of is None]
@@ -74,7 +81,7 @@ class Snapshot:
         sizes = [t.entry.nbytes for t in self._moving]
         part_bytes = part_bytes_for(sum(sizes))
         self.parts = cut(sizes, part_bytes)
-        self._memory = _reserve(sum(sizes))
+        self._memory = staging.memory(sum(sizes))
         self._states = self._first_states(sizes)
         self.manifest = encode_manifest(flat, self._moving, private, part_bytes)
         self._ahead = threading.Thread(target=self._stage_ahead, name="ft-stage", daemon=True)
@@ -230,15 +237,6 @@ class Snapshot:
                     step=self.step,
                     remedy="call gate() before the optimizer step",
                 )
-
-
-def _reserve(size: int) -> Tensor:
-    """Memory that costs nothing until it is written; in huge pages where the kernel has them."""
-    # Private: huge pages of shared memory are off nearly everywhere, and their faults cost double.
-    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # without huge pages it is only slower
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _bytes_in_order(tensor: Tensor) -> Tensor | None:

@@ -335,6 +335,30 @@ def test_requests_for_what_is_not_there_end_the_connection(server):
             ask(connection, request)
 
 
+def test_memory_that_was_touched_beforehand_is_used_and_kept():
+    source, joiner = state(0, megabytes=8, steps=1), state(1, megabytes=8)
+    with HealServer(stage_ahead=False) as server:
+        server.prefault(source)
+        server._staging.wait_prefaulted()
+        place = server._staging.memory(1).data_ptr()
+        for step in (1, 2):
+            offer = server.publish(source, step=step, quorum_id=1)
+            before = bits(source)
+            server.gate()
+            train_step(source["model"], source["optim"], step)
+            heal([offer], into=joiner)
+            assert bits(joiner) == before
+            assert server._staging.memory(1).data_ptr() == place
+
+
+def test_staging_memory_is_given_back_when_it_is_not_to_be_kept():
+    with HealServer(keep_staging=False) as server:
+        server.publish(state(0, steps=1), step=1, quorum_id=1)
+        server.gate()
+        server.retire()
+        assert len(server._staging._memory) == 0
+
+
 def test_closing_joins_every_thread():
     before = threading.active_count()
     with HealServer() as server:

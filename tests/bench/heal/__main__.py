@@ -47,6 +47,7 @@ class Ours:
 
     def __init__(self, model):
         self.server, self.model, self.id = HealServer(), model, 0
+        self.server.prefault({"model": model})
 
     def publish(self):
         self.id += 1
