@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -72,6 +72,7 @@ class Snapshot:
         own = [t for t in flat.tensors if t.entry.alias_of is None]
         self._moving = [t for t in own if t.is_parameter or t.entry.lazy]
         private = [t for t in own if not (t.is_parameter or t.entry.lazy)]
+        self._written = _events({t.tensor.device for t in self._moving})
         self._versions = [_version(t.tensor) for t in self._moving]
         self._readers_expected = readers
         self._readers: dict[str, Reader] = {}
@@ -207,7 +208,7 @@ class Snapshot:
         offset = part.offset
         for source in state.live:
             target = self._memory[offset : offset + len(source)]
-            _copy_bytes(source, target)
+            _copy_bytes(source, target, self._written)
             offset += len(source)
         state.live, state.views = None, [bytes_of(self._memory[part.offset : offset])]
 
@@ -256,14 +257,26 @@ def _first_state(part: Part, sources: Sequence[tuple[Tensor, bool]]) -> _PartSta
     )
 
 
-def _copy_bytes(source: Tensor, target: Tensor) -> None:
+def _events(devices: set[torch.device]) -> dict[torch.device, torch.cuda.Event]:
+    """For each device an event after which the state is complete: the last step may still run."""
+    events = {}
+    for device in devices:
+        if device.type == "cuda":
+            events[device] = torch.cuda.current_stream(device).record_event()
+    return events
+
+
+def _copy_bytes(
+    source: Tensor, target: Tensor, written: Mapping[torch.device, torch.cuda.Event]
+) -> None:
     """Copy to host memory. From a device through a stream of our own, so that the copy does not
-    wait for what the trainer has queued, and through a small pinned buffer, one part at a time."""
+    wait for what the trainer queues, and through a small pinned buffer, one part at a time."""
     if source.device.type != "cuda":
         if source.data_ptr() != target.data_ptr():  # copied at publish already: it is in its place
             target.copy_(source)
         return
     stream = _streams.get(source.device)
+    stream.wait_event(written[source.device])
     with torch.cuda.stream(stream):
         pinned = torch.empty(len(source), dtype=torch.uint8, pin_memory=True)
         pinned.copy_(source, non_blocking=True)

@@ -17,11 +17,14 @@ def server():
         yield server
 
 
-def publish_same(stack, count, **options):
-    """`count` sources that hold the same state, with their offers."""
+def publish_same(stack, count, bandwidth_max=None):
+    """`count` sources that hold the same state, with their offers. The first is not slowed."""
     source = state(0, megabytes=16, steps=1)
-    servers = [stack.enter_context(HealServer(stage_ahead=False)) for _ in range(count)]
-    return source, [s.publish(source, step=1, quorum_id=4, **options) for s in servers]
+    limits = [None] + [bandwidth_max] * (count - 1)
+    servers = [
+        stack.enter_context(HealServer(stage_ahead=False, bandwidth_max=limit)) for limit in limits
+    ]
+    return source, [s.publish(source, step=1, quorum_id=4) for s in servers]
 
 
 def test_a_joiner_becomes_its_source_bit_for_bit(server):
@@ -88,7 +91,7 @@ def test_several_sources_share_the_work():
     with ExitStack() as stack:
         source, offers = publish_same(stack, 3)
         joiner = state(1, megabytes=16)
-        report = heal(offers, into=joiner, bandwidth_max=1e9)
+        report = heal(offers, into=joiner, bandwidth_max=1e8)
     assert bits(joiner) == bits(source)
     assert sum(s.bytes > 0 for s in report.sources) >= 2
 
@@ -109,7 +112,7 @@ def test_two_joiners_heal_from_one_source_at_once(server):
 
 def test_a_source_that_dies_in_mid_transfer_is_replaced_by_the_others():
     with ExitStack() as stack:
-        source, offers = publish_same(stack, 2)
+        source, offers = publish_same(stack, 2, bandwidth_max=1e8)
         dying = stack.enter_context(Proxy(offers[0], passed_max=10_000_000))
         joiner = state(1, megabytes=16)
         report = heal([dying.offer, offers[1]], into=joiner)
