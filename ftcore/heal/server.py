@@ -23,12 +23,8 @@ from ftcore.heal.compare import send_layout
 from ftcore.heal.errors import FrameInvalid, OfferRefused, SourceLost
 from ftcore.heal.pace import Pace
 from ftcore.heal.snapshot import Reader, Snapshot
-<<<<<<< HEAD
-from ftcore.statedict import Layout, NotAtStepBoundary, flatten
-=======
 from ftcore.heal.staging import Staging
-from ftcore.statedict import NotAtStepBoundary, flatten
->>>>>>> heal
+from ftcore.statedict import Layout, NotAtStepBoundary, flatten
 
 log = logging.getLogger(__name__)
 
