@@ -18,8 +18,8 @@ class Group(jobs.Group):
         self.name, self.events = name, []
         self._inbox = jobs.queue.SimpleQueue()
         here, there = jobs._PROCESSES.Pipe(duplex=False)
-        self.may_leave = jobs._PROCESSES.Event()
-        arguments = (there, {**config, "replica_id": name}, self.may_leave)
+        gates = config.pop("gates")
+        arguments = (there, {**config, "replica_id": name}, gates)
         self.process = jobs._PROCESSES.Process(target=main, args=arguments)
         self.process.start()
         there.close()
@@ -27,23 +27,34 @@ class Group(jobs.Group):
 
 
 class Job(jobs.Job):
+    def __init__(self, folder, **config):
+        super().__init__(folder, **config)
+        self.gates = {name: jobs._PROCESSES.Event() for name in ("go on", "leave")}
+
+    def start_joiner(self, name):
+        """Start a group, and let the others go on when it has come."""
+        joiner = self.start(name)
+        joiner.wait("manager.attached")
+        self.gates["go on"].set()
+        return joiner
+
     def start(self, name, **config):
-        self.groups.append(Group(name, {**self.config, **config}))
+        self.groups.append(Group(name, {**self.config, "gates": self.gates, **config}))
         return self.groups[-1]
 
 
 @pytest.fixture
 def job(tmp_path):
     def make(outer, **config):
-        config = {"steps": 24, "inner_time_s": 0.02, "outer": outer, **config}
+        config = {"steps": 24, "hold_at": 12, "inner_time_s": 0.02, "outer": outer, **config}
         made.append(Job(tmp_path, replicas_min=2, **config))
         return made[-1].__enter__()
 
     made = []
     yield make
     for each in made:
-        for group in each.groups:
-            group.may_leave.set()
+        for gate in each.gates.values():
+            gate.set()
         each.__exit__()
 
 
@@ -66,7 +77,7 @@ def test_groups_that_die_in_mid_interval_come_back_equal(job, outer):
     r1.wait("inner")
     r1.kill()
     r0.wait("outer", members=("r0", "r2"))
-    again = j.start("r1")
+    again = j.start_joiner("r1")
     assert len({r0.finish(), r2.finish(), again.finish()}) == 1
     assert again.said("heal.finished")
     assert_equal_after_every_outer_step(r0, r1, r2, again)
@@ -80,6 +91,7 @@ def test_the_survivors_of_a_death_repeat_no_inner_step(job, outer):
         group.wait("outer", members=("r0", "r1", "r2"))
     r2.wait("inner")
     r2.kill()
+    j.gates["go on"].set()
     assert r0.finish() == r1.finish()
     for group in (r0, r1):
         inner = [said["step"] for said in group.said("inner")]
@@ -90,13 +102,14 @@ def test_a_joiner_that_comes_late_is_equal_after_its_first_outer_step(job):
     j = job(PLAIN)
     r0, r1 = j.start_all("r0", "r1")
     r0.wait("outer", members=("r0", "r1"))
-    late = j.start("r9")
+    late = j.start_joiner("r9")
     assert len({r0.finish(), r1.finish(), late.finish()}) == 1
     assert_equal_after_every_outer_step(r0, r1, late)
 
 
 def test_training_under_the_manager_goes_down(job):
     j = job({"sync_every": 5}, steps=60, inner_time_s=0.0)
+    j.gates["go on"].set()
     r0, r1 = j.start_all("r0", "r1")
     assert r0.finish() == r1.finish()
     losses = [said["loss"] for said in r0.said("outer")]

@@ -12,7 +12,7 @@ from ftcore.demo.worker import sha256
 from ftcore.local_sgd import diloco
 
 
-def main(pipe, config, may_leave):
+def main(pipe, config, gates):
     from tests.manager.jobs import Events
 
     torch.set_num_threads(1)
@@ -22,13 +22,13 @@ def main(pipe, config, may_leave):
     log.setLevel(logging.DEBUG)
     log.addHandler(events)
     try:
-        train(config, events, may_leave)
+        train(config, events, gates)
     except FtError as error:
         events.say("error", kind=type(error).__name__, what=str(error), remedy=error.remedy)
     pipe.close()
 
 
-def train(config, events, may_leave):
+def train(config, events, gates):
     model = torch.nn.Sequential(
         torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Linear(16, 1)
     )
@@ -44,6 +44,8 @@ def train(config, events, may_leave):
         outer = diloco(manager, model, **config["outer"])
         for step in manager.steps(config["steps"]):
             for inner in step:
+                if step.index == config["hold_at"]:
+                    gates["go on"].wait()  # until a joiner that the test starts is there
                 events.say("inner", step=inner.step, member=inner.index)
                 generator = torch.Generator().manual_seed(1000 * inner.step + inner.index)
                 x = torch.randn(8, 8, generator=generator)
@@ -57,4 +59,4 @@ def train(config, events, may_leave):
             events.say("outer", step=step.index, shas=shas, loss=step.loss, members=step.members)
         events.say("finished", sha=sha256([f.outer for f in outer.fragments]))
         # Whoever leaves first breaks the group under those that still hand out the last sum.
-        may_leave.wait()
+        gates["leave"].wait()
