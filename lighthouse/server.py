@@ -279,7 +279,8 @@ class Lighthouse:
     def status(self) -> JsonDict:
         now = self._clock()
         jobs: Mapping[str, JsonDict] = {
-            name: job_status(job.core, job.decision, now) for name, job in sorted(self.jobs.items())
+            name: job_status(job.core, job.decision, now) | job.times.summary(now)
+            for name, job in sorted(self.jobs.items())
         }
         return {"term": self.records.term, "jobs": jobs}
 

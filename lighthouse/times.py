@@ -34,6 +34,7 @@ class JobTimes:
         self._lost_at: float | None = None
         self._issued: tuple[float, int] | None = None  # when, and steps committed by then
         self._counts = {phase: [0] * (len(BOUNDS_S) + 1) for phase in Phase}
+        self._last: dict[Phase, float] = {}
         self._sums = dict.fromkeys(Phase, 0.0)
 
     def stands(self, is_standing: bool, now: float) -> None:
@@ -80,6 +81,15 @@ class JobTimes:
             broken_s += (now - self._since) * (not self._stands)
         return stood_s / (stood_s + broken_s) if stood_s + broken_s > 0 else 0.0
 
+    def summary(self, now: float) -> dict[str, object]:
+        """For people: goodput, steps, and the phases of the last recovery in seconds."""
+        return {
+            "goodput": round(self.goodput(now), 4),
+            "steps_committed": self.steps_committed,
+            "steps_repeated": self.steps_repeated,
+            "last_recovery": {p.value: round(s, 4) for p, s in self._last.items()},
+        }
+
     def waiting_s(self, now: float) -> float:
         return 0.0 if self._stands or self._since is None else now - self._since
 
@@ -96,6 +106,7 @@ class JobTimes:
     def _observe(self, phase: Phase, seconds: float) -> None:
         self._counts[phase][bisect_left(BOUNDS_S, seconds)] += 1
         self._sums[phase] += seconds
+        self._last[phase] = seconds
 
 
 def _cumulative(counts: Iterable[int]) -> list[int]:
