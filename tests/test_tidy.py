@@ -21,6 +21,8 @@ MAY_IMPORT = {
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
 }
 PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py"}
+PURE |= {f"ftcore/data/{name}.py" for name in ("order", "ledger", "seeds")}
+PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
 PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/times.py", "lighthouse/lease/candidate.py"}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}
@@ -88,7 +90,9 @@ def test_a_function_fits_on_a_screen(name):
             assert lines <= FUNCTION_LINES_MAX, f"{name}: {node.name} has {lines} lines"
 
 
-@pytest.mark.parametrize("package", ["lighthouse", "flightrec", "ftcore.base", "ftcore.wire"])
+@pytest.mark.parametrize(
+    "package", ["lighthouse", "flightrec", "ftcore.base", "ftcore.wire", "ftcore.data"]
+)
 def test_light_packages_never_import_torch(package):
     command = package.split(".")[0] + ".__main__"
     code = f"import {package}, {command}, sys; assert 'torch' not in sys.modules"

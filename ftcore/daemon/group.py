@@ -30,6 +30,8 @@ from ftcore.wire.messages import (
 
 log = logging.getLogger("ftcore.daemon")
 
+LAYOUT = "state layout"  # the one setting that may differ between the ranks of a group
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -69,6 +71,7 @@ class Group:
     failed_steps: int = 0
     until: int = 0
     last_reason: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     introduced: asyncio.Event = field(default_factory=asyncio.Event)
     _links: dict[FrameProtocol, int] = field(default_factory=dict)
@@ -126,10 +129,15 @@ class Group:
         if self.core is not None:
             return
         hellos = [self.ranks[rank].hello for rank in range(self.config.ranks)]
+        self.settings = dict(hellos[0].settings)
         for rank, hello in enumerate(hellos):
-            if dict(hello.settings) != dict(hellos[0].settings):
+            theirs = dict(hello.settings)
+            layout = theirs.pop(LAYOUT)
+            if theirs != {k: v for k, v in self.settings.items() if k != LAYOUT}:
                 self.stop(f"rank {rank} has other settings than rank 0", "Start all ranks alike.")
                 return
+            if rank > 0:
+                self.settings[LAYOUT] += f" {layout}"
         member = Member(
             replica_id=self.config.replica_id,
             incarnation=self.config.incarnation,
@@ -137,35 +145,51 @@ class Group:
             heal_addresses=tuple(hello.heal_address for hello in hellos),
         )
         first = hellos[0]
-        self.core = MemberCore(member, committed=first.committed, lineage=first.lineage)
+        self.core = MemberCore(
+            member,
+            committed=first.committed,
+            lineage=first.lineage,
+            lookahead=1 if self.config.ranks == 1 else 0,
+        )
         self.introduced.set()
 
     def _on_ready(self, rank: int, ready: pb.Ready) -> None:
-        self.until = ready.until
+        self._set_until(ready.until)
         self._ready.say(rank)
         self._try_start()
 
     def _on_vote(self, rank: int, vote: pb.Vote) -> None:
         core = self._running_core()
-        self.until = vote.until
+        self._set_until(vote.until)
         if not self._votes.say(rank, "" if vote.is_ok else vote.reason or "failed"):
             return
         reason = self._votes.reason
         self._votes.clear()
         self._healed.clear()
         core.finish(is_committed=not reason, reason=reason)
-        decision = pb.Decision(is_committed=not reason, reason=reason)
+        decision = pb.Decision(step=vote.step, is_committed=not reason, reason=reason)
         if reason:
             self._count_failure(reason)
         else:
             self.failed_steps = 0
-            go = core.try_start() if core.committed < self.until else None
-            if go is not None:
-                decision.go.CopyFrom(self._go(go))
+            self._allow_next(core, decision)
         self._reply(pb.ToRank(decision=decision))
         if reason or core.want is Want.GONE or core.running is None:
             self.poke()
         self._end_if_dismissed()
+
+    def _allow_next(self, core: MemberCore, decision: pb.Decision) -> None:
+        """The ranks run the next step already, or may begin it now, or have to say Ready."""
+        if core.running is not None:
+            decision.may_run = core.running.may_run
+            return
+        go = core.try_start() if core.committed < self.until else None
+        if go is not None:
+            decision.go.CopyFrom(self._go(go))
+
+    def _set_until(self, until: int) -> None:
+        self.until = until
+        self._running_core().until = until
 
     def _count_failure(self, reason: str) -> None:
         self.failed_steps += 1
@@ -260,10 +284,11 @@ class Group:
 
     def hello_bytes(self) -> bytes:
         assert self.core is not None
-        settings = dict(self.ranks[0].hello.settings)
-        report = self.core.report()
         hello = Hello(
-            job=self.config.job, report=report, settings=settings, standing=self.core.standing
+            job=self.config.job,
+            report=self.core.report(),
+            settings=self.settings,
+            standing=self.core.standing,
         )
         return encode_hello(hello)
 
@@ -303,7 +328,7 @@ class Group:
         if go.must_heal and core.committed == 0:
             core.heal_began()
         quorum = quorum_to_pb(go.quorum)
-        return pb.Go(step=go.step, quorum=quorum, must_heal=go.must_heal)
+        return pb.Go(step=go.step, quorum=quorum, must_heal=go.must_heal, may_run=go.may_run)
 
     def _abort(self, reason: str) -> None:
         running = self._running_core().running
