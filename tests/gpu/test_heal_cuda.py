@@ -108,7 +108,5 @@ def test_what_a_survivor_loses_is_measured():
     lost = published + sum(steps) - alone * len(steps)
     size = report["heal"].bytes / 1e9
     print(f"\n{size:.1f} GB on the GPU: heal {report['heal'].seconds:.2f} s, step {alone:.3f} s,")
-    print(
-        f"published in {published:.4f} s, gates {gates:.3f} s, steps {len(steps)}, lost {lost:.3f} s"
-    )
+    print(f"publish {published:.4f} s, gates {gates:.3f} s, steps {len(steps)}, lost {lost:.3f} s")
     assert equal(joiner, clones(source)) is False
