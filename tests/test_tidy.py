@@ -20,7 +20,7 @@ MAY_IMPORT = {
     | {"botocore", "obstore", "click", "xxhash", "aiohttp", "prometheus_client"},
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
 }
-PURE = {"lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py"}
+PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py"}
 PURE |= {f"ftcore/data/{name}.py" for name in ("order", "ledger", "seeds")}
 PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
 PURE_PACKAGES = {"ftcore/control"}

@@ -19,11 +19,12 @@ import xxhash
 
 from ftcore.base.log import event
 from ftcore.heal import wire
+from ftcore.heal.compare import send_layout
 from ftcore.heal.errors import FrameInvalid, OfferRefused, SourceLost
 from ftcore.heal.pace import Pace
 from ftcore.heal.snapshot import Reader, Snapshot
 from ftcore.heal.staging import Staging
-from ftcore.statedict import NotAtStepBoundary, flatten
+from ftcore.statedict import Layout, NotAtStepBoundary, flatten
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class HealServer:
         cores = os.cpu_count() or 1
         self._stage_ahead = cores >= 4 if stage_ahead is None else stage_ahead
         self._copy_threads = min(4, cores)
+        self.layout: Layout | None = None  # what others may compare theirs with
         self._token = secrets.token_urlsafe(18)
         self._pace = Pace(bandwidth_max)
         self._reader_timeout_s, self._connections_max = reader_timeout_s, connections_max
@@ -242,6 +244,9 @@ class HealServer:
 
     def _talk(self, connection: socket.socket) -> None:
         hello = wire.receive_frame(connection)
+        if hello.get("want") == "layout":
+            send_layout(connection, self.layout)
+            return
         snapshot = self._admit(hello)
         wire.send_frame(connection, {"ok": True})
         with snapshot.connected(str(hello.get("reader"))[:100]) as reader:
