@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,22 +76,20 @@ def heal(
     bytes a second. `progress` is called on this thread.
 
     Raises LayoutDiffers, before anything is written, when the states do not have the same tensors,
-    OfferRefused when no source serves this step any more, and HealFailed (its `is_torn` says
+    OfferRefused when the only source does not serve this step any more, and HealFailed (its `is_torn` says
     whether tensors were written) when the sources together could not deliver.
     """
     _check_offers(offers)
     started = time.monotonic()
-    primary, manifest = _first_manifest(offers, silent_s)
-    flat = prepare(into, manifest.layout, manifest.plain)
-    difference = first_difference(
-        flat.layout, manifest.layout, names=("this group", primary.address)
-    )
-    if difference:
-        raise LayoutDiffers(difference)
-    sink = Sink([flat.tensors[i].tensor for i in manifest.moving], manifest.part_bytes, in_place)
-    receiver = Receiver(offers, sink, Pace(bandwidth_max), connections, silent_s)
-    with receiver:
-        _wait(receiver, sink, started + deadline_s, started, progress)
+    reader = secrets.token_hex(8)
+    primary, manifest, connection = _first_manifest(offers, reader, silent_s)
+    with connection:  # open until the end: a source keeps its parts for a reader that is there
+        flat = _prepared(into, primary, manifest)
+        tensors = [flat.tensors[i].tensor for i in manifest.moving]
+        sink = Sink(tensors, manifest.part_bytes, in_place)
+        pace = Pace(bandwidth_max)
+        with Receiver(offers, sink, pace, reader, connections, silent_s) as receiver:
+            _wait(receiver, sink, started + deadline_s, started, progress)
     sink.finish()
     _put_private(flat, manifest)
     flat.load(manifest.plain)
@@ -118,12 +118,23 @@ def _check_offers(offers: Sequence[Offer]) -> None:
         raise HealFailed(f"the sources do not offer the same state ({steps})")
 
 
-def _first_manifest(offers: Sequence[Offer], silent_s: float) -> tuple[Offer, Manifest]:
-    """From the primary, or from the next source that answers."""
+def _prepared(into: object, primary: Offer, manifest: Manifest) -> FlatState:
+    """The state to write into, proved to have the same tensors."""
+    flat = prepare(into, manifest.layout, manifest.plain)
+    names = ("this group", primary.address)
+    if difference := first_difference(flat.layout, manifest.layout, names=names):
+        raise LayoutDiffers(difference)
+    return flat
+
+
+def _first_manifest(
+    offers: Sequence[Offer], reader: str, silent_s: float
+) -> tuple[Offer, Manifest, socket.socket]:
+    """From the primary, or from the next source that answers; with the connection to it."""
     errors: list[FtError] = []
     for offer in offers:
         try:
-            return offer, fetch_manifest(offer, silent_s)
+            return offer, *fetch_manifest(offer, reader, silent_s)
         except FtError as error:
             errors.append(error)
     if len(errors) == 1:
