@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ftcore.base.errors import FtError
 from ftcore.base.log import event
-from ftcore.heal.errors import HealFailed
+from ftcore.heal.errors import HealFailed, OfferRefused
 from ftcore.heal.manifest import Manifest
 from ftcore.heal.pace import Pace
 from ftcore.heal.receiver import Receiver, fetch_manifest
@@ -76,7 +76,7 @@ def heal(
     bytes a second. `progress` is called on this thread.
 
     Raises LayoutDiffers, before anything is written, when the states do not have the same tensors,
-    OfferRefused when the only source does not serve this step any more, and HealFailed (its `is_torn` says
+    OfferRefused when no source serves this step any more, and HealFailed (its `is_torn` says
     whether tensors were written) when the sources together could not deliver.
     """
     _check_offers(offers)
@@ -137,7 +137,7 @@ def _first_manifest(
             return offer, *fetch_manifest(offer, reader, silent_s)
         except FtError as error:
             errors.append(error)
-    if len(errors) == 1:
+    if all(isinstance(error, OfferRefused) for error in errors):
         raise errors[0]
     what = "; ".join(f"{o.address}: {e}" for o, e in zip(offers, errors, strict=True))
     raise HealFailed(f"no source gave its manifest ({what})") from errors[0]

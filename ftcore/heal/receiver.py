@@ -69,7 +69,7 @@ def fetch_manifest(offer: Offer, reader: str, silent_s: float) -> tuple[Manifest
             raise FrameInvalid("a manifest has the wrong number of blocks")
         if not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) > MANIFEST_BYTES_MAX:
             raise FrameInvalid("a manifest announces an impossible size")
-        blocks = [bytearray(size) for size in sizes]
+        blocks = _allocate(sizes)
         checksum = wire.receive_into(connection, [memoryview(b) for b in blocks if b], sum(sizes))
         if checksum != wire.receive_checksum(connection):
             raise SourceLost(f"the manifest of {offer.address} arrived damaged")
@@ -77,6 +77,13 @@ def fetch_manifest(offer: Offer, reader: str, silent_s: float) -> tuple[Manifest
     except BaseException:
         connection.close()
         raise
+
+
+def _allocate(sizes: Sequence[int]) -> list[bytearray]:
+    try:
+        return [bytearray(size) for size in sizes]
+    except MemoryError as error:
+        raise FrameInvalid(f"there is no memory for a manifest of {sum(sizes)} bytes") from error
 
 
 @dataclass(slots=True)
