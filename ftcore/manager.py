@@ -237,7 +237,7 @@ class Manager:
         """Vote; return whether the step is committed, else wait until it may be repeated."""
         link = self._attached()
         began = time.perf_counter()
-        verdict = link.vote(step.index, is_ok=not reason, reason=reason, until=self.until)
+        verdict = link.vote(step.grant, is_ok=not reason, reason=reason, until=self.until)
         step.timed("vote_s", began)
         if verdict.is_committed:
             self._commit(step, verdict)
