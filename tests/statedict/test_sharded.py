@@ -16,10 +16,11 @@ def blocks(seed):
     return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 6))
 
 
-def run(model, optimizer, steps):
+def run(model, optimizer, steps, before_update=lambda: None):
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.ones(8, 6)).pow(2).mean().backward()
+        before_update()
         optimizer.step()
 
 
@@ -70,10 +71,11 @@ def heal_over_sockets(kind):
     with HealServer() as server:
         offer = server.publish(list(source), step=3, quorum_id=1)
         before = bits(list(source))
-        server.gate()
-        run(*source, steps=1)
+        run(*source, steps=1, before_update=server.gate)
+        assert server._snapshot.is_intact()
         heal([offer], into=list(target))
     assert bits(list(target)) == before != bits(list(source))
+    assert all(t.is_parameter for t in flatten(source[0]).tensors)
 
 
 def boxes_cover_every_element_once(kind):
