@@ -1,0 +1,20 @@
+"""Errors of the analyzer, each with its remedy."""
+
+from __future__ import annotations
+
+from ftcore.base.errors import FtError
+
+
+class NoDumps(FtError):
+    """Nothing that was named holds a readable dump."""
+
+    remedy = (
+        "Name the files, folder or archive into which the ranks dumped "
+        "(TORCH_FR_DUMP_TEMP_FILE, default ~/.cache/torch/comm_lib_trace_rank_*)."
+    )
+
+
+class BadDump(FtError):
+    """One file is not a flight-recorder dump, or is torn, or is hostile."""
+
+    remedy = "Leave the file out, or dump again; the other ranks' files are still used."
