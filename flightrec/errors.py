@@ -18,3 +18,9 @@ class BadDump(FtError):
     """One file is not a flight-recorder dump, or is torn, or is hostile."""
 
     remedy = "Leave the file out, or dump again; the other ranks' files are still used."
+
+
+class BadEvidence(FtError):
+    """A log, a RAS answer, a stack or a list of exit codes cannot be read."""
+
+    remedy = "Give the file as the tool printed it, or leave it out: evidence is optional."

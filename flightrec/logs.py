@@ -13,98 +13,25 @@ the name of the file it stands in. What a line means:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
+from flightrec.logbook import (
+    DEFAULT_GROUP,
+    NO_GROUP,
+    GroupSaid,
+    Lagging,
+    LauncherExit,
+    LogBook,
+    Raised,
+    RankLog,
+    group_key,
+    merge_logs,
+    merge_said,
+)
 from flightrec.model import Frame, Frontier, Site, Work
 
-DEFAULT_GROUP = "0"  # the name that torch gives the group of all ranks
-NO_GROUP = ""  # torch 2.1 and older do not say which group a line is about
 LINE_MAX = 20_000  # characters looked at in one line; some programs log whole tensors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSaid:
-    """What one rank's lines say of one group."""
-
-    name: str
-    desc: str = ""
-    group_rank: int | None = None
-    frontier: Frontier = field(default_factory=Frontier)
-    has_failed: bool = False  # the watchdog gave up on a call of this group
-    has_status: bool = False  # its frontier was printed, not inferred
-
-    @property
-    def open_seq(self) -> int | None:
-        """The call that this rank waits in, if it waits."""
-        at = self.frontier
-        if at.waiting is not None:
-            return at.waiting.seq
-        return at.last_completed + 1 if at.last_enqueued > at.last_completed >= 0 else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
-    """The Python exception that a rank's log shows."""
-
-    text: str  # "ValueError: loss is nan"
-    site: Site = ()  # innermost first
-    is_communication: bool = False  # it only says that somebody else is gone or late
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLog:
-    """All that one rank's lines say."""
-
-    rank: int
-    source: str = ""
-    groups: tuple[GroupSaid, ...] = ()
-    has_answered: bool = False  # it heard the dump signal, so its process was alive then
-    saw_remote_exit: bool = False
-    raised: Raised | None = None
-    sites: tuple[Site, ...] = ()  # stacks of failed calls; the line does not say of which group
-    host: str = ""
-    pid: int | None = None
-    is_silent: bool = True  # no line of the recorder or watchdog at all
-    is_own_file: bool = False  # a file of this rank alone was given
-    setup_waits_for: int | None = None  # group rank that never published the communicator id
-
-    @property
-    def is_waiting(self) -> bool:
-        return any(said.open_seq is not None for said in self.groups)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lagging:
-    """One line of NCCL's desync report: `rank` finished `seq` and joined nothing after it."""
-
-    reporter: int
-    rank: int  # inside the group of the report
-    finished_seq: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherExit:
-    """A line of torchrun's failure table: how a rank's process ended."""
-
-    rank: int
-    code: int
-    is_first: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogBook:
-    """What all logs say together; the same whatever the order of files."""
-
-    ranks: dict[int, RankLog]
-    world_size: int | None = None
-    lagging: tuple[Lagging, ...] = ()
-    exits: tuple[LauncherExit, ...] = ()
-    absent: tuple[int, ...] = ()  # ranks that monitored_barrier found missing
-    clients: tuple[int, int] | None = None  # joined and expected, when the rendezvous timed out
-    orphans: tuple[Raised, ...] = ()  # exceptions in pasted lines that name no rank
-    lines: int = 0
-
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _GLOBAL_RANK = re.compile(r"\[rank(\d+)\]:?", re.IGNORECASE)
@@ -135,6 +62,7 @@ _ANSWERED = re.compile(
     r"Received a (?:dump|timeout|global timeout) ?(?:signal)?|Observed flight recorder dump signal"
     r"|preparing to dump debug info"
 )
+_SIGNALLED = re.compile(r"collective timeout from +rank (\d+)")
 _REMOTE_EXIT = re.compile(
     r"remote process exited|ncclRemoteError|Connection closed by (?:remote )?peer"
     r"|Connection reset by peer"
@@ -149,10 +77,10 @@ _TRACE = re.compile(r'^\s+File "(.+?)", line (\d+), in (.+?)\s*$')
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)\b.*)$")
 _PROCESS = re.compile(r"^(?:\[[\d\- :.]+\] )?([\w.-]+):(\d+):\d+ \[\d+\] .*NCCL")
 _DESYNC = re.compile(r"\[([\d, ]+)\] finished collective #(\d+), but didn't join collective #")
-_TABLE_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: \d+\)")
+_TABLE_RANK = re.compile(r"(?m)^\s*rank\s*: (\d+) \(local_rank: \d+\)")
 _TABLE_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+)")
 _BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
-_SETUP = re.compile(r"\[(\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(\d+)\]")
+_SETUP = re.compile(r"setting up NCCL communicator and retr\w+ ncclUniqueId from \[(\d+)\]")
 _CLIENTS = re.compile(r"(\d+)/(\d+) clients joined")
 _WORLD = re.compile(r"\b(?:world_size|WORLD_SIZE|nranks|nRanks)[\s=:]+(\d+)\b")
 _FILE_RANK = (
@@ -172,8 +100,8 @@ def rank_from_name(name: str) -> int | None:
 
 def looks_like_log(text: str) -> bool:
     """Say whether `text` has a line that this reader understands."""
-    marks = (_WORK, _STATUS, _ANSWERED, _GROUP, _REMOTE_EXIT, _BARRIER, _SETUP, _CLIENTS)
-    return any(mark.search(text) for mark in marks) or "Traceback (most recent" in text
+    marks = (_WORK, _STATUS, _ANSWERED, _REMOTE_EXIT, _BARRIER, _SETUP, _CLIENTS, _TABLE_RANK)
+    return any(mark.search(text) for mark in marks)
 
 
 def read_logs(files: Iterable[tuple[str, Iterable[str]]]) -> LogBook:
@@ -197,6 +125,7 @@ class _Scan:
         self.lagging: list[Lagging] = []
         self.exits: list[LauncherExit] = []
         self.absent: set[int] = set()
+        self.signalled: set[int] = set()
         self.clients: tuple[int, int] | None = None
         self.world_size: int | None = None
         self.lines = 0
@@ -253,6 +182,8 @@ class _Scan:
             self._hang(rank, work)
         if _ANSWERED.search(text):
             self._change(rank, has_answered=True, is_silent=False)
+            if found := _SIGNALLED.search(text):
+                self.signalled.add(int(found[1]))
         if _REMOTE_EXIT.search(text) and not self._has_given_up(rank, text):
             self._change(rank, saw_remote_exit=True)
         if "Stack trace of the failed collective:" in text:
@@ -260,7 +191,7 @@ class _Scan:
         if found := _PROCESS.search(text):
             self._change(rank, host=found[1], pid=int(found[2]))
         if found := _SETUP.search(text):
-            self._change(rank, setup_waits_for=int(found[2]), is_silent=False)
+            self._change(rank, setup_waits_for=int(found[1]), is_silent=False)
         if found := _DESYNC.search(text):
             self._desync(rank, found[1], int(found[2]))
 
@@ -398,54 +329,6 @@ def _numel(text: str | None) -> int | None:
     return int(text) if text and int(text) < 2**63 else None
 
 
-def group_key(said: GroupSaid) -> tuple[str, int]:
-    """Lines without a group are told apart by the call they name."""
-    return said.name, (said.open_seq or 0) if said.name == NO_GROUP else 0
-
-
-def merge_said(first: GroupSaid, second: GroupSaid) -> GroupSaid:
-    """Join what one rank said of one group at two moments: the earliest open call is the hang."""
-    one, two = first.frontier, second.frontier
-    waits = [w for w in (one.waiting, two.waiting) if w is not None]
-    return GroupSaid(
-        name=first.name,
-        desc=first.desc or second.desc,
-        group_rank=first.group_rank if first.group_rank is not None else second.group_rank,
-        has_failed=first.has_failed or second.has_failed,
-        has_status=first.has_status or second.has_status,
-        frontier=Frontier(
-            last_enqueued=max(one.last_enqueued, two.last_enqueued),
-            last_completed=max(one.last_completed, two.last_completed),
-            waiting=min(waits, key=lambda w: (w.seq, w.op == "")) if waits else None,
-        ),
-    )
-
-
-def merge_logs(first: RankLog, second: RankLog) -> RankLog:
-    """Join what two files say of one rank (stdout and stderr, or parts of a paste)."""
-    groups = {group_key(g): g for g in first.groups}
-    for said in second.groups:
-        key = group_key(said)
-        groups[key] = merge_said(groups[key], said) if key in groups else said
-    raised = [r for r in (first.raised, second.raised) if r is not None]
-    return RankLog(
-        rank=first.rank,
-        source=first.source if not first.is_silent or second.is_silent else second.source,
-        groups=tuple(groups[k] for k in sorted(groups)),
-        has_answered=first.has_answered or second.has_answered,
-        saw_remote_exit=first.saw_remote_exit or second.saw_remote_exit,
-        raised=min(raised, key=lambda r: r.is_communication) if raised else None,
-        sites=tuple(dict.fromkeys(first.sites + second.sites)),
-        host=first.host or second.host,
-        pid=first.pid if first.pid is not None else second.pid,
-        is_silent=first.is_silent and second.is_silent,
-        is_own_file=first.is_own_file or second.is_own_file,
-        setup_waits_for=first.setup_waits_for
-        if first.setup_waits_for is not None
-        else second.setup_waits_for,
-    )
-
-
 def _join(scans: list[_Scan]) -> LogBook:
     ranks: dict[int, RankLog] = {}
     for scan in scans:
@@ -467,11 +350,7 @@ def _join(scans: list[_Scan]) -> LogBook:
         ),
         absent=tuple(sorted({rank for scan in scans for rank in scan.absent})),
         clients=max(clients) if clients else None,
+        signalled=tuple(sorted({rank for scan in scans for rank in scan.signalled})),
         orphans=tuple(sorted({x for s in scans for x in s.orphans}, key=lambda x: x.text)),
         lines=sum(scan.lines for scan in scans),
     )
-
-
-def lines_of(text: str) -> Iterator[str]:
-    """Split a text into lines without a second copy of it."""
-    yield from text.splitlines()
