@@ -39,7 +39,8 @@ class Call:
 
     library: str  # "nccl", "gloo", …
     op: str  # "all_reduce", "send", "coalesced", … without the library
-    peer: int | None = None  # group-local rank of the other end of a send or recv
+    own: int | None = None  # group-local rank of this end of a send or recv
+    peer: int | None = None  # and of the other end
     input_sizes: tuple[tuple[int, ...], ...] = ()
     output_sizes: tuple[tuple[int, ...], ...] = ()
     input_dtypes: tuple[str, ...] = ()
@@ -127,12 +128,11 @@ class Columns:
     group: array[int]
     seq: array[int]
     p2p_seq: array[int]
-    op_id: array[int]
     call: array[int]
     site: array[int]
     flags: array[int]  # state in the two low bits, then FLAG_RETIRED and FLAG_P2P
     created_ns: array[int]
-    duration_ms: array[float]  # negative: not measured
+    duration_ms: array[float]  # negative: not measured; empty: the whole dump has none
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -148,6 +148,7 @@ class RankRecord:
     library: str = ""
     columns: Columns | None = None  # None: known by its frontiers only
     frontiers: Mapping[int, Frontier] = field(default_factory=dict)  # by index into Records.groups
+    configured: frozenset[int] = frozenset()  # groups its file knows, used or not (Records.groups)
     first_record_id: int = 0  # above 0: the ring has wrapped, older calls are gone
     host: str = ""
 
