@@ -24,3 +24,9 @@ class BadEvidence(FtError):
     """A log, a RAS answer, a stack or a list of exit codes cannot be read."""
 
     remedy = "Give the file as the tool printed it, or leave it out: evidence is optional."
+
+
+class NoSuchRank(FtError):
+    """A rank was asked for of which there is no dump."""
+
+    remedy = "Ask for one of the ranks named above, or add its dump to the paths."

@@ -23,6 +23,14 @@ LOG_SUFFIXES = {".log", ".txt", ".out", ".err", ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextFile:
+    """A file that is evidence of one kind: "log", "ras", "stack" or "exit"."""
+
+    path: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
     """What was found beside the dumps, and in which files."""
 
@@ -52,15 +60,20 @@ def collect(
     for kind, named in (("log", logs), ("ras", ras), ("stack", stacks), ("exit", exits)):
         for path in _files(named, must_exist=True):
             found[path] = kind
-    for path in _files(paths):
-        if path not in found and (kind_ := _kind_of(path)):
-            found[path] = kind_
+    for file in evidence_files(paths):
+        found.setdefault(file.path, file.kind)
     return _read(dict(sorted(found.items())), tuple(notes))
+
+
+def evidence_files(paths: Sequence[str]) -> list[TextFile]:
+    """The text files under `paths` whose content is evidence."""
+    kinds = {path: _kind_of(path) for path in _files(paths)}
+    return [TextFile(path=path, kind=kind) for path, kind in kinds.items() if kind]
 
 
 def _read(found: dict[str, str], notes: tuple[str, ...]) -> Beside:
     of = {kind: [p for p, k in found.items() if k == kind] for kind in set(found.values())}
-    book = read_logs((path, _lines(path)) for path in of.get("log", []))
+    book = read_logs((path, lines_of_file(path)) for path in of.get("log", []))
     pids = {log.pid: rank for rank, log in book.ranks.items() if log.pid is not None}
     stacks: list[Stack] = []
     for path in of.get("stack", []):
@@ -162,10 +175,11 @@ def _open(path: str) -> IO[bytes]:
 
 
 def _text(path: str) -> str:
-    return "".join(_lines(path))
+    return "".join(lines_of_file(path))
 
 
-def _lines(path: str) -> Iterator[str]:
+def lines_of_file(path: str) -> Iterator[str]:
+    """The lines of a text file, unpacked if need be. Raises BadEvidence if it is far too large."""
     size = Path(path).stat().st_size
     if size > FILE_BYTES_MAX:
         raise BadEvidence(

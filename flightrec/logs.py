@@ -104,6 +104,23 @@ def looks_like_log(text: str) -> bool:
     return any(mark.search(text) for mark in marks)
 
 
+def is_echo(text: str) -> bool:
+    """Say whether an exception only tells that somebody else is gone or late."""
+    return bool(_COMMUNICATION.search(text))
+
+
+def understands(line: str) -> bool:
+    """Say whether the reader takes anything from this line."""
+    text = _ANSI.sub("", line.rstrip("\n"))
+    bare = _PREFIX.sub("", text)
+    marks = (_WORK, _STATUS, _ANSWERED, _REMOTE_EXIT, _BARRIER, _SETUP, _CLIENTS, _PROCESS, _DESYNC)
+    if any(mark.search(text) for mark in marks) or _TABLE_EXIT.match(text):
+        return True
+    if "Traceback (most recent" in text or "Root Cause (first" in text or "Stack trace of" in text:
+        return True
+    return any(mark.match(bare) for mark in (_SITE, _TRACE, _RAISED, _TABLE_RANK))
+
+
 def read_logs(files: Iterable[tuple[str, Iterable[str]]]) -> LogBook:
     """Read (name, lines) pairs: one file a rank, or pasted lines of many ranks in one file."""
     scans: list[_Scan] = []
@@ -297,9 +314,7 @@ class _Scan:
         """Keep the first exception that is more than an echo of somebody else's end."""
         if "torch.distributed.elastic" in text:
             return
-        raised = Raised(
-            text=text[:300], site=site, is_communication=bool(_COMMUNICATION.search(text))
-        )
+        raised = Raised(text=text[:300], site=site, is_communication=is_echo(text))
         rank = self._trace_rank
         if rank is None:
             self.orphans.append(raised)

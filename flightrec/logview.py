@@ -11,8 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from flightrec.exits import exits_from_logs
 from flightrec.logbook import DEFAULT_GROUP, NO_GROUP, GroupSaid, LogBook, RankLog
-from flightrec.model import Site, Work
+from flightrec.model import Evidence, Group, RankRecord, Records, Site, Work
 
 P2P_OPS = {"send", "recv", "coalesced"}
 
@@ -59,6 +60,7 @@ class LogView:
     """The facts that the log verdict is made of."""
 
     book: LogBook
+    evidence: Evidence
     waits: tuple[Wait, ...]
     behind: Mapping[int, Wait]  # rank that has not issued a call -> one that waits for it there
     idle: tuple[int, ...]  # alive, and waiting in nothing
@@ -83,7 +85,9 @@ def group_label(name: str, desc: str) -> str:
     return f"{desc}[{name}]" if desc else f"group {name}"
 
 
-def look(book: LogBook, *, world_size: int | None = None) -> LogView:
+def look(
+    book: LogBook, *, evidence: Evidence | None = None, world_size: int | None = None
+) -> LogView:
     """Derive the facts. `world_size` may be given when no line states it."""
     book_size = world_size or book.world_size
     groups = _by_group(book)
@@ -93,6 +97,7 @@ def look(book: LogBook, *, world_size: int | None = None) -> LogView:
     idle = tuple(r for r, log in book.ranks.items() if log.has_answered and r not in waiting)
     return LogView(
         book=book,
+        evidence=evidence or Evidence(exits=exits_from_logs(book)),
         waits=waits,
         behind=_behind(groups, waits, book),
         idle=idle,
@@ -214,3 +219,34 @@ def _slots(
         for _ in range(size - len(groups[name])):
             lagging = passed[wait.desc] >= wait.seq
             yield Slot(group=name, desc=wait.desc, seq=wait.seq, is_lagging=lagging)
+
+
+def records_of(book: LogBook) -> Records:
+    """The frontiers as records without entries, for matrix and page."""
+    groups = _by_group(book)
+    names = list(groups)
+    descs = {n: next((s.desc for s in groups[n].values() if s.desc), "") for n in names}
+    return Records(
+        ranks={
+            rank: RankRecord(
+                rank=rank,
+                source=log.source,
+                host=log.host,
+                frontiers={
+                    names.index(said.name): said.frontier
+                    for said in log.groups
+                    if said.name in groups and (said.has_status or said.open_seq is not None)
+                },
+            )
+            for rank, log in book.ranks.items()
+        },
+        groups=tuple(
+            Group(
+                name=name,
+                desc=group_label(name, descs[name]),
+                ranks=tuple(sorted(groups[name])),
+                is_declared=False,
+            )
+            for name in names
+        ),
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flightrec.model import (
     FLAG_P2P,
@@ -77,6 +77,7 @@ class Board:
 class _Reach:
     """How far all ranks of a group got: what to centre the columns on."""
 
+    first: int | None = None
     last: int = -1
     first_open: int | None = None
     has_p2p: bool = False
@@ -110,32 +111,48 @@ def _reach(records: Records) -> dict[int, _Reach]:
 def _reach_of_frontiers(record: RankRecord, reach: dict[int, _Reach]) -> None:
     for g, at in record.frontiers.items():
         waiting = at.waiting.seq if at.waiting else None
-        _extend(reach[g], max(at.last_enqueued, at.last_completed, waiting or -1), waiting)
+        last = max(at.last_enqueued, at.last_completed, waiting or -1)
+        _extend(reach[g], min(1, last), last, waiting)
 
 
 def _reach_of_columns(
     records: Records, record: RankRecord, columns: Columns, reach: dict[int, _Reach]
 ) -> None:
+    first: dict[int, int] = {}
     last: dict[int, int] = {}
     first_open: dict[int, int] = {}
     is_gloo = record.library == "gloo"
+    batches: set[int] = set()
     for g, seq, call, flags in zip(
         columns.group, columns.seq, columns.call, columns.flags, strict=True
     ):
         if flags & FLAG_P2P:
             reach[g].has_p2p = True
+            batches.add(g)
+            continue
+        if _closes_batch(records, batches, g, call):
             continue
         if seq > last.get(g, -1):
             last[g] = seq
+            first.setdefault(g, seq)
         if _letter(flags, is_gloo) != "c":
             first_open.setdefault(g, seq)
         elif records.calls[call].op == "coalesced" and first_open.get(g) == seq:
             del first_open[g]
     for g, seq in last.items():
-        _extend(reach[g], seq, first_open.get(g))
+        _extend(reach[g], first[g], seq, first_open.get(g))
 
 
-def _extend(reach: _Reach, last: int, first_open: int | None) -> None:
+def _closes_batch(records: Records, batches: set[int], g: int, call: int) -> bool:
+    """Whether this entry only ends a batch of sends and recvs. It counts as no collective."""
+    if g not in batches:
+        return False
+    batches.discard(g)
+    return records.calls[call].op == "coalesced"
+
+
+def _extend(reach: _Reach, first: int, last: int, first_open: int | None) -> None:
+    reach.first = first if reach.first is None else min(first, reach.first)
     reach.last = max(reach.last, last)
     if first_open is not None:
         known = reach.first_open
@@ -189,7 +206,7 @@ def _window(reach: _Reach, focus: int | None, width: int) -> range:
     """Columns around the focus, or the first open call, or the end."""
     at = focus if focus is not None else reach.first_open
     last = reach.last if at is None else min(reach.last, at + width // 3)
-    return range(max(0, last - width + 1), last + 1)
+    return range(max(reach.first or 0, last - width + 1), last + 1)
 
 
 @dataclass(slots=True)
@@ -209,11 +226,16 @@ def _collect(records: Records, rank: int, windows: Mapping[int, range], width: i
         _collect_frontiers(record, windows, found)
         return found
     c, is_gloo = record.columns, record.library == "gloo"
+    batches: set[int] = set()
     for i, (g, seq, flags) in enumerate(zip(c.group, c.seq, c.flags, strict=True)):
         if flags & FLAG_P2P:
+            batches.add(g)
             if g in windows:
                 cell = _cell(c, i, _letter(flags, is_gloo))
-                _add_p2p(records, found.p2p[g], c.p2p_seq[i], cell, width)
+                _add_p2p(found.p2p[g], c.p2p_seq[i], cell, width)
+            continue
+        if _closes_batch(records, batches, g, c.call[i]):
+            _close_batch(found.p2p[g], c.p2p_seq[i], _letter(flags, is_gloo))
             continue
         found.first.setdefault(g, seq)
         found.last[g] = max(seq, found.last.get(g, -1))
@@ -243,7 +265,7 @@ def _cell(c: Columns, i: int, letter: str) -> Cell:
         call=c.call[i],
         site=c.site[i],
         created_ns=c.created_ns[i],
-        duration_ms=c.duration_ms[i],
+        duration_ms=c.duration_ms[i] if c.duration_ms else -1.0,
     )
 
 
@@ -251,39 +273,22 @@ def _add(records: Records, cells: dict[int, Cell], seq: int, cell: Cell) -> None
     """A closing "coalesced" entry carries the state of the call it closes."""
     before = cells.get(seq)
     if before is not None and records.calls[cell.call].op == "coalesced":
-        cell = Cell(
-            letter=cell.letter,
-            call=before.call,
-            site=before.site,
-            created_ns=before.created_ns,
-            duration_ms=cell.duration_ms,
-        )
+        cell = replace(before, letter=cell.letter, duration_ms=cell.duration_ms)
     cells[seq] = cell
 
 
-def _add_p2p(
-    records: Records, lane: list[tuple[int, Cell]], seq: int, cell: Cell, width: int
-) -> None:
-    """The sends and recvs of a batch stay "scheduled"; their closing entry knows better."""
-    if records.calls[cell.call].op == "coalesced":
-        for place in range(len(lane) - 1, -1, -1):
-            if lane[place][0] != seq:
-                break
-            old = lane[place][1]
-            lane[place] = (
-                seq,
-                Cell(
-                    letter=cell.letter,
-                    call=old.call,
-                    site=old.site,
-                    created_ns=old.created_ns,
-                    duration_ms=cell.duration_ms,
-                ),
-            )
-        return
+def _add_p2p(lane: list[tuple[int, Cell]], seq: int, cell: Cell, width: int) -> None:
     lane.append((seq, cell))
     if len(lane) > 2 * width:
         del lane[:width]
+
+
+def _close_batch(lane: list[tuple[int, Cell]], seq: int, letter: str) -> None:
+    """The sends and recvs of a batch stay "scheduled"; their closing entry knows better."""
+    for place in range(len(lane) - 1, -1, -1):
+        if lane[place][0] != seq:
+            break
+        lane[place] = seq, replace(lane[place][1], letter=letter)
 
 
 def _boards(

@@ -12,7 +12,9 @@ const tip = document.getElementById("tip");
 function h(tag, props, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(props || {})) {
-    if (key === "style") Object.assign(node.style, value);
+    if (key === "style") for (const [k, v] of Object.entries(value)) {
+      if (k.startsWith("--")) node.style.setProperty(k, v); else node.style[k] = v;
+    }
     else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (key in node) node[key] = value;
     else node.setAttribute(key, value);
@@ -57,8 +59,8 @@ function decode(group, row) {
 const issued = letter => "csw".includes(letter);
 const callText = index => index >= 0 ? data.calls[index] : "";
 const siteText = index => index >= 0 ? data.sites[index] : [];
-function clock(ms) {
-  const seconds = ms / 1000;
+function clock(ticks) { // tenths of a millisecond
+  const seconds = ticks / 10000;
   return seconds < 120 ? `+${seconds.toFixed(3)} s` : `+${(seconds / 60).toFixed(2)} min`;
 }
 
@@ -145,7 +147,7 @@ function matrix(group) {
     grid.append(
       h("button", {className: `label link${isGuilty ? " guilty" : ""}`, title: named(ranks),
         onclick: open}, label),
-      h("div", {className: "row", onclick: open, onmouseleave: hideTip,
+      h("div", {className: "row", style: {"--step": `${100 / Math.max(1, group.seqs.length)}%`}, onclick: open, onmouseleave: hideTip,
         onmousemove: event => {
           const box = event.currentTarget.getBoundingClientRect();
           const place = Math.floor((event.clientX - box.left) / box.width * fold[0][1].length);
@@ -239,7 +241,7 @@ function drawLane(ink, group, fold, top, height, width, x, end, color) {
       ink.fillRect(left, top + pad, x(end) - left, height - 2 * pad);
       ink.globalAlpha = 1;
     }
-    const long = cell.duration > 0 ? x(first + cell.duration) - left : 0;
+    const long = cell.duration > 0 ? x(first + 10 * cell.duration) - left : 0;
     ink.fillStyle = color(cell.odd ? "odd" : cell.letter);
     ink.fillRect(left, top + pad, Math.max(2, long, x(last) - left), height - 2 * pad);
   }

@@ -18,6 +18,7 @@ from flightrec.render.board import Board, Cell, GroupBoard, Row, call_text
 from flightrec.render.text import verdict_text
 
 FRAMES_MAX = 40
+TICK_NS = 100_000  # times on the page are in tenths of a millisecond
 
 
 def page(records: Records, report: Report, evidence: Evidence, board: Board) -> str:
@@ -88,7 +89,7 @@ def _usual_site(board: GroupBoard, place: int) -> int:
 
 
 def _row(row: Row, board: GroupBoard, sites: list[int], origin: int, used: _Used) -> list[object]:
-    """`[rank, letters, odd calls, odd sites, times in ms as steps, durations or null]`."""
+    """`[rank, letters, odd calls, odd sites, times in 0.1 ms as steps, durations or null]`."""
     calls: dict[int, int] = {}
     odd_sites: dict[int, int] = {}
     times: list[int | None] = []
@@ -97,7 +98,7 @@ def _row(row: Row, board: GroupBoard, sites: list[int], origin: int, used: _Used
         if cell is None or cell.created_ns <= 0:
             times.append(None)
         else:
-            at = (cell.created_ns - origin) // 1_000_000
+            at = (cell.created_ns - origin) // TICK_NS
             times.append(at - before)
             before = at
         if cell is not None and cell.call != board.calls[place]:

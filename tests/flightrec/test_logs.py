@@ -219,7 +219,7 @@ def test_torchrun_table_shows_which_rank_failed_first():
     """
     report = verdict_on(TORCH_2_5.format(r=0), TORCH_2_5.format(r=1), table)
     assert guilty(report) == [(5, Kind.DIED)]
-    assert "exit code -9" in report.culprits[0].because[0]
+    assert "SIGKILL" in report.culprits[0].because[0]
 
 
 def test_an_abort_by_the_watchdog_is_no_cause():
