@@ -152,5 +152,40 @@ def anonymize(paths: tuple[str, ...], out: str) -> int:
     return HEALTHY
 
 
+@main.command()
+@click.argument("pipes", metavar="PREFIX")
+@click.option("--dumps", metavar="PREFIX", help="Prefix of the dump files, if it differs.")
+@click.option("--out", type=click.Path(file_okay=False), help="Keep what is collected here.")
+@click.option("--wait-s", default=15.0, show_default=True, help="How long to wait for dumps.")
+@click.option("--ras", metavar="HOST:PORT", help="Ask NCCL's RAS service too (localhost:28028).")
+@click.option("--every-s", type=float, help="Repeat until a hang is seen twice in a row.")
+@click.option("--note", "notes", multiple=True, help="A sentence to show with the verdict.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--html", type=click.Path(dir_okay=False), help="Write a page that opens offline.")
+@color
+def watch(
+    pipes: str,
+    dumps: str | None,
+    out: str | None,
+    wait_s: float,
+    ras: str | None,
+    every_s: float | None,
+    notes: tuple[str, ...],
+    as_json: bool,
+    html: str | None,
+    color: bool | None,
+) -> int:
+    """Make the local ranks of a running job dump now, and say who hangs and why.
+
+    PREFIX<rank>.pipe are the pipes: TORCH_NCCL_DEBUG_INFO_PIPE_FILE, or flightrec.dump_on_request.
+    """
+    from flightrec.watch import look_at
+
+    case = look_at(pipes, dumps, out=out, wait_s=wait_s, ras=ras, notes=notes, every_s=every_s)
+    _print(case, as_json=as_json, matrix=False, color=is_colored(color))
+    _write_files(case, html=html, perfetto=None)
+    return EXIT_CODE[case.report.verdict]
+
+
 if __name__ == "__main__":
     main()

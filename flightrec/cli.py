@@ -30,7 +30,8 @@ class FlightGroup(FtGroup):
         except click.ClickException as error:
             cause = error.__cause__
             if isinstance(cause, FtError):
-                error.exit_code = USAGE if isinstance(cause, BadSetting) else BAD_INPUT
+                code = USAGE if isinstance(cause, BadSetting) else BAD_INPUT
+                setattr(error, "exit_code", code)  # noqa: B010  (a class variable to mypy)
             raise
 
     def main(  # type: ignore[override]

@@ -30,3 +30,12 @@ class NoSuchRank(FtError):
     """A rank was asked for of which there is no dump."""
 
     remedy = "Ask for one of the ranks named above, or add its dump to the paths."
+
+
+class NoPipes(FtError):
+    """Nobody listens for dump requests."""
+
+    remedy = (
+        "Set TORCH_NCCL_DEBUG_INFO_PIPE_FILE to this prefix before training (NCCL), or wrap the "
+        "training loop in flightrec.dump_on_request(prefix, rank) (any backend)."
+    )

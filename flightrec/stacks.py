@@ -10,7 +10,7 @@ from flightrec.model import Frame, Stack
 
 _PROCESS = re.compile(r"^Process (\d+):")
 _RANK = re.compile(r"^[=\-#\s]*rank[ _:=]*(\d+)\b", re.IGNORECASE)
-_PYSPY_THREAD = re.compile(r'^Thread (?:0x)?[0-9A-Fa-f]+ \((.*?)\)(?:: "(.*)")?\s*$')
+_PYSPY_THREAD = re.compile(r'^Thread (0x[0-9A-Fa-f]+|\d+) \(.*?\)(?:: "(.*)")?\s*$')
 _FAULT_THREAD = re.compile(
     r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[(.*?)\])? \(most recent call first\):"
 )
@@ -36,10 +36,12 @@ def read_stacks(
 
 
 def _read(text: str, file_rank: int | None, pids: Mapping[int, int]) -> Iterator[Stack]:
-    rank, thread = file_rank, ""
+    rank, thread, pid = file_rank, "", ""
     frames: list[Frame] = []
     for line in text.splitlines():
-        heading = _thread_of(line)
+        if found := _PROCESS.match(line):
+            pid = found[1]
+        heading = _thread_of(line, pid)
         owner = _owner_of(line, pids)
         if heading is None and owner is None:
             if frame := _frame_of(line):
@@ -64,9 +66,10 @@ def _owner_of(line: str, pids: Mapping[int, int]) -> int | None:
     return int(found[1]) if found else None
 
 
-def _thread_of(line: str) -> str | None:
+def _thread_of(line: str, pid: str) -> str | None:
+    """The name of the thread that this line heads. Linux gives the main thread the process's id."""
     if found := _PYSPY_THREAD.match(line):
-        return found[2] or "thread"
+        return found[2] or ("MainThread" if found[1] == pid else "thread")
     if found := _FAULT_THREAD.match(line):
         return found[2] or ("MainThread" if found[1] == "Current thread" else "thread")
     return None

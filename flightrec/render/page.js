@@ -36,6 +36,7 @@ function spans(ranks) {
     : text.join(", ");
 }
 const named = ranks => (ranks.length === 1 ? "rank " : "ranks ") + spans(ranks);
+const foldLabel = ranks => ranks.length > 1 ? `${ranks.length}: ${spans(ranks)}` : `${ranks[0]}`;
 const callOf = c => `${c.op || "a call"}${c.seq === null ? "" : " #" + c.seq} in ${c.group}`;
 const shortPath = text => text.replace(/^(?:[^:]*\/)?((?:[^/:]+\/){2}[^/:]+:)/, "…/$1");
 
@@ -142,7 +143,7 @@ function matrix(group) {
   for (const fold of folds) {
     const ranks = fold.map(r => r[0]);
     const isGuilty = ranks.some(rank => guilty.has(rank));
-    const label = ranks.length > 1 ? `${spans(ranks)} (${ranks.length})` : `${ranks[0]}`;
+    const label = foldLabel(ranks);
     const open = () => { view.rank = ranks[0]; drawRank(true); };
     grid.append(
       h("button", {className: `label link${isGuilty ? " guilty" : ""}`, title: named(ranks),
@@ -189,7 +190,7 @@ function timeline(group, folds) {
   const labels = h("div", {style: {alignSelf: "stretch"}}, folds.map(fold => h("div", {
     className: `label${fold.some(r => guilty.has(r[0])) ? " guilty" : ""}`,
     style: {height: rowHeight + "px", lineHeight: rowHeight + "px"}},
-  fold.length > 1 ? `${spans(fold.map(r => r[0]))} (${fold.length})` : `${fold[0][0]}`)));
+  foldLabel(fold.map(r => r[0])))));
   holder.append(h("span"), h("div", {className: "axis"},
     h("span", {}, clock(low)), h("span", {}, "when each call was issued"), h("span", {}, clock(high))),
   labels, canvas);
@@ -309,6 +310,7 @@ function drawGroup() {
   const group = data.groups[view.group];
   const [grid, folds] = matrix(group);
   board.replaceChildren(grid);
+  for (const box of [board, lane]) box.className = folds.length > 30 ? "high" : "";
   lane.replaceChildren(timeline(group, folds));
   const shown = folds.flat().length;
   count.textContent = `${shown} of ${group.rows.length} ranks` +

@@ -30,7 +30,7 @@ VERDICT = {
     Verdict.FAULT: "FAULT",
     Verdict.UNDECIDED: "UNDECIDED",
 }
-_LIBRARY = ("site-packages/", "dist-packages/", "/torch/", "torch/distributed/", "<frozen ")
+_LIBRARY = ("site-packages/", "dist-packages/", "/torch/", "/lib/python3.", "<frozen ")
 
 
 def spans(ranks: Iterable[int]) -> str:
