@@ -1,7 +1,7 @@
 """Make the gloo dump sets of gloo_sets.tar.gz: one small faulty job each, dumped by torch itself.
 
-Run by hand: `python tests/flightrec/make_gloo_sets.py OUT [NAME…]`. A rank runs its job in a thread;
-when the job ends or stands still, the main thread dumps (gloo never dumps by itself) and exits.
+Run by hand: `python tests/flightrec/make_gloo_sets.py OUT [NAME…]`. A rank runs its job in a
+thread; when that ends or stands still, the main thread dumps (gloo never does by itself) and exits.
 """
 
 import datetime

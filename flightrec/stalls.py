@@ -1,0 +1,83 @@
+"""Decide who holds up a call that every member made: the device of one of them, or the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flightrec.lanes import Lane
+from flightrec.model import Kind
+from flightrec.suspects import Case, Suspect, shown
+
+TIMING = "TORCH_NCCL_ENABLE_TIMING=1 at the next run: dumps then tell which device started the call"
+
+
+def held_up(case: Case, group: int, seq: int) -> list[Suspect]:
+    """The ranks whose device never took part in a call that all members made, or nobody."""
+    lanes = case.lanes.of[group]
+    done = sorted(rank for rank, lane in lanes.items() if _has_ended(lane, seq))
+    waiting = sorted(set(lanes) - set(done))
+    short = _shortest_timeout(case, group, seq, waiting)
+    if short is not None:
+        because = "its time limit for the call is shorter than that of every other member"
+        return [_suspect(case, short, Kind.ONE_SIDED_TIMEOUT, group, seq, (because,), 0.6)]
+    if done and len(waiting) <= len(done):
+        because = f"ranks {shown(done)} completed the call, its device did not"
+        return [
+            _suspect(case, rank, Kind.DEVICE_STALL, group, seq, (because,), 0.8) for rank in waiting
+        ]
+    started = [rank for rank in waiting if _has_started(lanes[rank], seq)]
+    idle = [rank for rank in waiting if rank not in started]
+    if started and idle:
+        because = f"ranks {shown(started)} started the call on their device, it did not"
+        return [
+            _suspect(case, rank, Kind.DEVICE_STALL, group, seq, (because,), 0.85) for rank in idle
+        ]
+    return []
+
+
+def _suspect(
+    case: Case,
+    rank: int,
+    kind: Kind,
+    group: int,
+    seq: int,
+    because: tuple[str, ...],
+    confidence: float,
+) -> Suspect:
+    call, site = case.call_at(group, seq, of=rank)
+    return Suspect(
+        rank=rank,
+        kind=kind,
+        group=group,
+        seq=seq,
+        call=call,
+        site=site,
+        confidence=confidence,
+        because=("every member made the call on the host", *because),
+    )
+
+
+def _has_ended(lane: Lane, seq: int) -> bool:
+    if lane.frontier is not None:
+        return lane.frontier.last_completed >= seq
+    at = lane.position(seq)
+    return at is not None and at < lane.first_open
+
+
+def _has_started(lane: Lane, seq: int) -> bool:
+    if lane.frontier is not None:
+        return lane.frontier.last_started >= seq
+    return lane.position(seq) in lane.started
+
+
+def _shortest_timeout(case: Case, group: int, seq: int, ranks: Iterable[int]) -> int | None:
+    """The one rank with a shorter time limit than all others, which all have the same."""
+    limits = {}
+    for rank in case.lanes.of[group]:
+        call, _ = case.call_at(group, seq, of=rank)
+        limits[rank] = case.records.calls[call].timeout_ms if call >= 0 else None
+    values = {limit for limit in limits.values() if limit is not None}
+    if len(values) != 2 or None in limits.values():
+        return None
+    short = [rank for rank, limit in limits.items() if limit == min(values)]
+    return short[0] if len(short) == 1 and len(limits) > 2 and short[0] in set(ranks) else None
