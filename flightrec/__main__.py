@@ -159,6 +159,7 @@ def anonymize(paths: tuple[str, ...], out: str) -> int:
 @click.option("--wait-s", default=15.0, show_default=True, help="How long to wait for dumps.")
 @click.option("--ras", metavar="HOST:PORT", help="Ask NCCL's RAS service too (localhost:28028).")
 @click.option("--every-s", type=float, help="Repeat until a hang is seen twice in a row.")
+@click.option("--looks", type=click.IntRange(1), help="End after so many looks (default: never).")
 @click.option("--note", "notes", multiple=True, help="A sentence to show with the verdict.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write a page that opens offline.")
@@ -170,6 +171,7 @@ def watch(
     wait_s: float,
     ras: str | None,
     every_s: float | None,
+    looks: int | None,
     notes: tuple[str, ...],
     as_json: bool,
     html: str | None,
@@ -181,7 +183,9 @@ def watch(
     """
     from flightrec.watch import look_at
 
-    case = look_at(pipes, dumps, out=out, wait_s=wait_s, ras=ras, notes=notes, every_s=every_s)
+    case = look_at(
+        pipes, dumps, out=out, wait_s=wait_s, ras=ras, notes=notes, every_s=every_s, looks_max=looks
+    )
     _print(case, as_json=as_json, matrix=False, color=is_colored(color))
     _write_files(case, html=html, perfetto=None)
     return EXIT_CODE[case.report.verdict]

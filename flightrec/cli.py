@@ -13,7 +13,8 @@ import click
 
 from flightrec.errors import NoDumps
 from flightrec.evidence import Beside, collect
-from flightrec.model import Finding, Records, Report, Verdict
+from flightrec.logrules import where
+from flightrec.model import Finding, Kind, Records, Report, Verdict
 from ftcore.base.cli import FtGroup
 from ftcore.base.errors import BadSetting, FtError
 
@@ -95,7 +96,23 @@ def examine(
     if report.verdict is Verdict.UNDECIDED and by_logs:
         spoken = diagnose_logs(beside.book, evidence=beside.evidence, world_size=world_size)
         report = _joined(report, spoken)
-    return Case(records=records, beside=beside, report=report)
+    return Case(records=records, beside=beside, report=_with_tracebacks(report, beside))
+
+
+def _with_tracebacks(report: Report, beside: Beside) -> Report:
+    """A rank that raised is shown where it raised, which is nearer to the cause than the call."""
+    raised = {
+        rank: log.raised
+        for rank, log in beside.book.ranks.items()
+        if log.raised is not None and log.raised.site and not log.raised.is_communication
+    }
+    culprits = tuple(
+        replace(c, where=where(raised[c.rank].site) or c.where, stack=raised[c.rank].site)
+        if c.kind is Kind.DIED and c.rank in raised
+        else c
+        for c in report.culprits
+    )
+    return replace(report, culprits=culprits)
 
 
 def _by_logs_alone(beside: Beside, world_size: int | None) -> Case:

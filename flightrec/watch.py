@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 import glob
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -230,28 +231,28 @@ def _with_answers(beside: Beside, answers: Sequence[Answer]) -> Beside:
 
 
 def until_fault(
-    look: Callable[[], Case], *, every_s: float, sleep: Callable[[float], None]
+    look: Callable[[], Case],
+    *,
+    every_s: float,
+    sleep: Callable[[float], None],
+    looks_max: int | None = None,
 ) -> Case:
     """Look again and again until two looks in a row see the same ranks hang in the same call.
 
     One look cannot tell slow from stuck. A fault that does not hang (a straggler, a silent
-    mismatch) is returned at once.
+    mismatch) is returned at once, and after `looks_max` looks the last one.
     """
     before: frozenset[object] = frozenset()
-    for case in _looks(look, every_s, sleep):
-        seen = frozenset((c.rank, c.kind, c.group, c.seq) for c in case.report.culprits)
-        if seen and (seen == before or not all(c.is_hanging for c in case.report.culprits)):
+    for count in itertools.count(1):
+        case = look()
+        culprits = case.report.culprits
+        seen = frozenset((c.rank, c.kind, c.group, c.seq) for c in culprits)
+        is_sure = seen and (seen == before or not all(c.is_hanging for c in culprits))
+        if is_sure or count == looks_max:
             return case
         before = seen
-    raise AssertionError("unreachable: looks never end")
-
-
-def _looks(
-    look: Callable[[], Case], every_s: float, sleep: Callable[[float], None]
-) -> Iterator[Case]:
-    while True:
-        yield look()
         sleep(every_s)
+    raise AssertionError("itertools.count ended")
 
 
 def look_at(
@@ -263,6 +264,7 @@ def look_at(
     ras: str | None,
     notes: Sequence[str],
     every_s: float | None,
+    looks_max: int | None = None,
 ) -> Case:
     """What the command does: one look, or looks until two agree on a hang."""
     address = _address(ras) if ras else None
@@ -271,7 +273,9 @@ def look_at(
         listeners = find_listeners(pipes, dumps)
         return watch(listeners, out=out, wait_s=wait_s, ras=address, notes=notes)
 
-    return look() if every_s is None else until_fault(look, every_s=every_s, sleep=time.sleep)
+    if every_s is None:
+        return look()
+    return until_fault(look, every_s=every_s, sleep=time.sleep, looks_max=looks_max)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -114,6 +114,15 @@ def test_exit_codes_of_a_launcher_name_the_dead_where_logs_do_not(tmp_path):
     assert "SIGKILL" in result.stdout
 
 
+def test_a_rank_that_raised_is_shown_where_it_raised(tmp_path):
+    real_dumps.write_dump(tmp_path, 0, [real_dumps.entry(0, 1, state="scheduled")])
+    log = real.real_sets()["exception_exit"]["logs"]["rank1.log"]
+    (tmp_path / "rank1.log").write_text(log)
+    (culprit,) = json.loads(run("analyze", tmp_path, "--json").stdout)["culprits"]
+    assert (culprit["rank"], culprit["kind"]) == (1, "died")
+    assert culprit["where"].endswith("nccl_fr_cases.py:456 in before")
+
+
 def test_show_prints_the_calls_of_a_rank_with_their_source(tmp_path):
     dumps = real_dumps.small_dumps(tmp_path / "dumps")
     result = run("show", 0, dumps)

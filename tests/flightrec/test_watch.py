@@ -91,9 +91,7 @@ def test_the_processes_are_found_by_their_pipes(stuck):
     assert pids == {rank: process.pid for rank, process in enumerate(stuck.ranks)}
 
 
-@pytest.mark.skipif(
-    shutil.which("py-spy") is None, reason="needs py-spy, which is in the dev extra"
-)
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="needs py-spy, see the dev extra")
 def test_pyspy_shows_where_a_process_stands(stuck, tmp_path):
     if take_stacks({1: stuck.ranks[1].pid}, tmp_path) != [1]:
         pytest.skip("py-spy may not trace processes here (ptrace)")
@@ -101,7 +99,7 @@ def test_pyspy_shows_where_a_process_stands(stuck, tmp_path):
 
 
 def test_looking_twice_confirms_the_hang(stuck):
-    code, report = watch(stuck.prefix, "--every-s", "0.01")
+    code, report = watch(stuck.prefix, "--every-s", "0.01", "--looks", "5")
     assert code == 1
     assert report["culprits"][0]["rank"] == 1
 
