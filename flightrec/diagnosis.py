@@ -25,7 +25,9 @@ from flightrec.outcome import advice, lacking_evidence, summary_of, with_evidenc
 from flightrec.roots import root_suspects
 from flightrec.stragglers import straggler_suspects
 from flightrec.suspects import Case, Suspect
-from flightrec.waits import Waits, who_waits
+from flightrec.waits import Key, Waits, who_waits
+
+WAITS_FOR_MAX = 16  # ranks that one consequence names
 
 
 def diagnose(records: Records, evidence: Evidence) -> Report:
@@ -33,8 +35,11 @@ def diagnose(records: Records, evidence: Evidence) -> Report:
     case = Case(records, lay_out(records))
     divergences = _divergences(case)
     roots = root_conflicts(case)
-    waits = who_waits(records, case.lanes, _parted(divergences, roots))
-    suspects, findings = _suspects(case, divergences, roots, waits, evidence)
+    parted = _parted(divergences, roots)
+    waits = who_waits(records, case.lanes, parted)
+    suspects = _mismatches(case, divergences, roots, waits)
+    more, findings = root_suspects(case, waits, parted, evidence)
+    suspects = suspects + more or _faint(case, divergences, waits)
     culprits = tuple(_culprit(case, s, evidence) for s in _ranked(suspects, waits))
     lacking = lacking_evidence(case, divergences, waits, findings) if not culprits else ()
     verdict = Verdict.FAULT if culprits else Verdict.UNDECIDED if lacking else Verdict.HEALTHY
@@ -77,25 +82,23 @@ def _parted(divergences: Iterable[Divergence], conflicts: Iterable[Suspect]) -> 
     return dict(sorted(places, reverse=True))
 
 
-def _suspects(
-    case: Case,
-    divergences: Sequence[Divergence],
-    conflicts: Sequence[Suspect],
-    waits: Waits,
-    evidence: Evidence,
-) -> tuple[list[Suspect], list[Finding]]:
-    hanging = {call.group: call.seq for calls in waits.opens.values() for call in calls}
+def _mismatches(
+    case: Case, divergences: Sequence[Divergence], conflicts: Sequence[Suspect], waits: Waits
+) -> list[Suspect]:
+    hanging = _hanging(waits)
     suspects = mismatch_suspects(case, divergences, hanging)
     suspects += [replace(s, is_hanging=s.group in hanging) for s in conflicts]
-    suspects += clash_suspects(case, waits.channels, hanging)
-    known = {suspect.rank for suspect in suspects}
-    roots, findings = root_suspects(case, waits, divergences, evidence, known)
-    suspects += roots
-    if not suspects:
-        suspects = site_suspects(case, divergences, hanging)
-    if not suspects and not waits.blocked:
-        suspects = straggler_suspects(case)
-    return suspects, findings
+    return suspects + clash_suspects(case, waits.channels, hanging)
+
+
+def _faint(case: Case, divergences: Sequence[Divergence], waits: Waits) -> list[Suspect]:
+    """What is believed only when nothing stronger speaks."""
+    suspects = site_suspects(case, divergences, _hanging(waits))
+    return suspects if suspects or waits.blocked else straggler_suspects(case)
+
+
+def _hanging(waits: Waits) -> dict[int, int]:
+    return {call.group: call.seq for calls in waits.opens.values() for call in calls}
 
 
 def _ranked(suspects: Iterable[Suspect], waits: Waits) -> list[Suspect]:
@@ -111,16 +114,19 @@ def _ranked(suspects: Iterable[Suspect], waits: Waits) -> list[Suspect]:
 
 def _reach(rank: int, waits: Waits) -> int:
     """How many ranks wait for this one, directly or through others."""
-    followers: dict[int, list[int]] = {}
-    for edges in waits.edges.values():
-        for edge in edges:
-            followers.setdefault(edge.blocker, []).append(edge.waiter)
+    standing: dict[Key, list[int]] = {}
+    for waiter in waits.blocked:
+        standing.setdefault(waits.key(waiter), []).append(waiter)
+    held: dict[int, list[Key]] = {}
+    for key, lacks in waits.lacks.items():
+        for lack in lacks:
+            held.setdefault(lack.rank, []).append(key)
     seen, todo = {rank}, [rank]
     while todo:
-        for waiter in followers.get(todo.pop(), ()):
-            if waiter not in seen:
-                seen.add(waiter)
-                todo.append(waiter)
+        for key in held.get(todo.pop(), ()):
+            new = [waiter for waiter in standing[key] if waiter not in seen]
+            seen.update(new)
+            todo += new
     return len(seen) - 1
 
 
@@ -149,7 +155,7 @@ def _consequences(
     return tuple(
         Consequence(
             rank=rank,
-            waits_for=tuple(sorted({edge.blocker for edge in waits.edges.get(rank, ())})),
+            waits_for=tuple(lack.rank for lack in waits.lacking(rank)[:WAITS_FOR_MAX]),
             group=str(case.records.groups[call.group]),
             seq=call.seq,
             op=case.op(call.call),

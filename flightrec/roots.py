@@ -1,138 +1,168 @@
-"""Walk the graph of waiting to its roots: ranks that others wait for and that wait for nobody."""
+"""Walk the graph of waiting to its ends: ranks that others wait for and that wait for nobody."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from flightrec.circles import inversions, strays
+from flightrec.circles import inversions
 from flightrec.compare import pairs_of
-from flightrec.mismatch import PAST, Divergence
+from flightrec.mismatch import PAST
 from flightrec.model import Evidence, Finding, Kind
 from flightrec.p2p import is_surplus, odd_batch
 from flightrec.shifts import predict
+from flightrec.sinks import Sink, sinks
 from flightrec.stalls import held_up
+from flightrec.strays import stray_suspects
 from flightrec.suspects import Case, Suspect, shown
-from flightrec.waits import Edge, Waits, Why
+from flightrec.waits import Open, Waits, Why
 
 ALONE = 3  # so many idle members for one that waits: the one ran ahead, not all others stopped
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One rank waits for another at a call."""
+
+    waiter: int
+    call: Open
+    why: Why
+
+
 def root_suspects(
-    case: Case,
-    waits: Waits,
-    divergences: Sequence[Divergence],
-    evidence: Evidence,
-    known: Collection[int],
+    case: Case, waits: Waits, parted: Mapping[int, int], evidence: Evidence
 ) -> tuple[list[Suspect], list[Finding]]:
-    """Suspects from who waits for whom; `known` are ranks that a mismatch already explains."""
-    edges = _believable(case, waits.strong(), divergences)
-    waiting = {edge.waiter for edge in edges}
-    by_blocker: dict[int, list[Edge]] = defaultdict(list)
-    for edge in edges:
-        by_blocker[edge.blocker].append(edge)
-    roots = [rank for rank in sorted(by_blocker) if rank not in waiting]
-    suspects: list[Suspect] = []
-    findings: list[Finding] = []
-    missing = [rank for rank in roots if rank not in case.records.ranks]
-    for rank in roots:
-        if rank in known or rank in missing:
-            continue
-        suspects += _present_root(case, waits, rank, by_blocker[rank], evidence)
-    suspects = _or_those_ahead(case, suspects, by_blocker)
-    dead, ambiguous = _dead(case, missing, by_blocker, evidence)
+    """Suspects from who waits for whom; `parted` are groups whose members disagree, and where:
+    what ends there is explained already."""
+    ends = [sink for sink in sinks(waits) if not _is_explained(sink, parted)]
+    idle = {s.ranks[0]: _demands(waits, s.ranks[0]) for s in ends if s.ranks and not s.keys}
+    missing = [rank for rank in idle if rank not in case.records.ranks]
+    suspects = [
+        _idle_root(case, waits, rank, demands, evidence)
+        for rank, demands in idle.items()
+        if rank not in missing
+    ]
+    suspects = _or_those_ahead(case, suspects, idle)
+    dead, findings = _dead(case, missing, idle, evidence)
     suspects += dead
-    findings += ambiguous
-    for circle in _circles(edges, set(roots)):
-        if not circle & set(known):
-            found, seen = inversions(case, waits)
-            suspects += found or strays(case, waits, circle)
+    for sink in ends:
+        if sink.keys and not sink.ranks and sink.keys[0].owner < 0:
+            suspects += held_up(case, sink.keys[0].group, sink.keys[0].seq)
+        elif sink.keys and sink.ranks:
+            found, seen = _circle(case, waits, sink)
+            suspects += found
             findings += seen
-    if not roots and not suspects and not known:
-        found, seen = _all_made_it(case, waits)
-        suspects += found
-        findings += seen
     return suspects, findings
 
 
-def _believable(case: Case, edges: Iterable[Edge], divergences: Sequence[Divergence]) -> list[Edge]:
-    """Leave out missing dumps that something else explains: a mismatch can kill a neighbour, and
-    a call that a living rank has not made waits for that rank in any case."""
-    edges = list(edges)
-    parted = {
-        rank
-        for d in divergences
-        if not d.is_site_only
-        for rank in case.records.groups[d.group].ranks
-    }
-    explained = {e.waiter for e in edges if e.why is not Why.NO_DUMP}
+def _is_explained(sink: Sink, parted: Mapping[int, int]) -> bool:
+    return any(k.owner < 0 and k.seq >= parted.get(k.group, k.seq + 1) for k in sink.keys)
+
+
+def _demands(waits: Waits, rank: int) -> list[Demand]:
+    """The calls for which others wait for this rank, earliest first."""
+    found = [
+        Demand(waiter, call, lack.why)
+        for waiter, call in waits.blocked.items()
+        for lack in waits.lacking(waiter)
+        if lack.rank == rank
+    ]
+    return sorted(found, key=lambda d: (d.call.at, d.waiter))
+
+
+def _circle(case: Case, waits: Waits, sink: Sink) -> tuple[list[Suspect], list[Finding]]:
+    """Ranks that wait for each other: who of them left the common order."""
+    within = Waits(
+        opens={rank: waits.opens[rank] for rank in sink.ranks},
+        blocked={rank: waits.blocked[rank] for rank in sink.ranks},
+        lacks=waits.lacks,
+        channels=waits.channels,
+    )
+    found, seen = inversions(case, within)
+    if found:
+        return found, seen
+    went_past = _went_past(within, sink)
+    if len(went_past) == 1:
+        return [_left_out(case, within, *went_past[0])], []
+    strays = stray_suspects(case, sink.ranks)
+    return _with_partner(case, within, strays, went_past), []
+
+
+def _went_past(waits: Waits, sink: Sink) -> list[tuple[int, Demand]]:
+    """Ranks that left out a call of others and stand at one that all others made too."""
+    found = []
+    for rank in sink.ranks:
+        demands = [d for d in _demands(waits, rank) if d.why is not Why.ELSEWHERE]
+        if demands and not any(lack.is_strong for lack in waits.lacking(rank)):
+            found.append((rank, demands[0]))
+    return found
+
+
+def _with_partner(
+    case: Case, waits: Waits, strays: list[Suspect], went_past: list[tuple[int, Demand]]
+) -> list[Suspect]:
+    """A stray that left out an end of a send or receive is told as such."""
+    demands = dict(went_past)
     return [
-        e
-        for e in edges
-        if e.why is not Why.NO_DUMP or (e.blocker not in parted and e.waiter not in explained)
+        _left_out(case, waits, s.rank, demands[s.rank])
+        if s.rank in demands and demands[s.rank].why is Why.NOT_POSTED
+        else s
+        for s in strays
     ]
 
 
-def _present_root(
-    case: Case, waits: Waits, rank: int, edges: Sequence[Edge], evidence: Evidence
-) -> list[Suspect]:
+def _left_out(case: Case, waits: Waits, rank: int, demand: Demand) -> Suspect:
+    """A rank that left out a call of which others wait, and stands at a later one."""
+    if demand.why is Why.NOT_POSTED:
+        return _no_partner(case, waits, rank, demand)
+    seq = case.issued(demand.call.group, rank) + 1
+    call, _ = case.call_at(demand.call.group, seq)
+    stands = waits.blocked[rank]
+    because = (
+        f"it never made call {seq} of {case.name(demand.call.group)}, {case.told(call)}, but went "
+        f"on to call {stands.seq} of {case.name(stands.group)}",
+    )
+    return Suspect(
+        rank=rank,
+        kind=Kind.SKIPPED_CALL,
+        group=demand.call.group,
+        seq=seq,
+        call=call,
+        site=stands.site,
+        confidence=0.7,
+        because=because,
+        explains=1,
+    )
+
+
+def _idle_root(
+    case: Case, waits: Waits, rank: int, demands: Sequence[Demand], evidence: Evidence
+) -> Suspect:
     """A rank that recorded something, for which others wait and which waits for nobody."""
-    edge = min(edges, key=lambda e: (e.call.at, e.waiter))
-    if rank in waits.blocked:
-        if waits.edges.get(rank):  # those for whom it waits wait for it: it went past their call
-            return _went_past(case, waits, rank, edge)
-        stands = waits.blocked[rank]
-        found = [] if stands.is_p2p else held_up(case, stands.group, stands.seq)
-        return [s for s in found if s.rank == rank]
-    if edge.why is Why.NOT_POSTED:
-        return [_no_partner(case, waits, rank, edge)]
-    seq = case.issued(edge.call.group, rank) + 1
-    call, site = case.call_at(edge.call.group, seq)
+    demand = demands[0]
+    if demand.why is Why.NOT_POSTED:
+        return _no_partner(case, waits, rank, demand)
+    group = demand.call.group
+    seq = case.issued(group, rank) + 1
+    call, site = case.call_at(group, seq)
     kind, confidence = Kind.NEVER_ISSUED, 0.9
-    if edge.why is Why.NOT_JOINED or _first_ever(case, edge.call.group, seq):
+    if demand.why is Why.NOT_JOINED or _first_ever(case, group, seq):
         kind, confidence = Kind.INIT_HANG, 0.8
     ended = next((e for e in evidence.exits if e.rank == rank and e.code == 0), None)
     if ended is not None and not ended.signal:
         kind = Kind.UNEVEN_INPUTS
-    return [
-        Suspect(
-            rank=rank,
-            kind=kind,
-            group=edge.call.group,
-            seq=seq,
-            call=call,
-            site=_last_site(case, rank, otherwise=site),
-            confidence=confidence,
-            because=_idle_because(case, rank, edge, seq, call, site),
-            explains=len({e.waiter for e in edges}),
-        )
-    ]
-
-
-def _went_past(case: Case, waits: Waits, rank: int, edge: Edge) -> list[Suspect]:
-    """A rank that left out a call of which others wait, and stands at a later one."""
-    if edge.why is Why.NOT_POSTED:
-        return [_no_partner(case, waits, rank, edge)]
-    seq = case.issued(edge.call.group, rank) + 1
-    call, _ = case.call_at(edge.call.group, seq)
-    stands = waits.blocked[rank]
-    because = (
-        f"it never made call {seq} of {case.name(edge.call.group)}, {case.told(call)}, but went on "
-        f"to call {stands.seq} of {case.name(stands.group)}",
+    return Suspect(
+        rank=rank,
+        kind=kind,
+        group=group,
+        seq=seq,
+        call=call,
+        site=_last_site(case, rank, otherwise=site),
+        confidence=confidence,
+        because=_idle_because(case, rank, demand, seq, call, site),
+        explains=len(demands),
     )
-    return [
-        Suspect(
-            rank=rank,
-            kind=Kind.SKIPPED_CALL,
-            group=edge.call.group,
-            seq=seq,
-            call=call,
-            site=stands.site,
-            confidence=0.75,
-            because=because,
-            explains=1,
-        )
-    ]
 
 
 def _first_ever(case: Case, group: int, seq: int) -> bool:
@@ -148,10 +178,10 @@ def _last_site(case: Case, rank: int, *, otherwise: int = -1) -> int:
 
 
 def _idle_because(
-    case: Case, rank: int, edge: Edge, seq: int, call: int, site: int
+    case: Case, rank: int, demand: Demand, seq: int, call: int, site: int
 ) -> tuple[str, ...]:
-    name = case.name(edge.call.group)
-    if edge.why is Why.NOT_JOINED:
+    name = case.name(demand.call.group)
+    if demand.why is Why.NOT_JOINED:
         return (f"it has not created the group {name}, which the other members did",)
     lines = [f"it never made call {seq} of {name}, {case.told(call)}, for which others wait"]
     if case.where(site):
@@ -166,17 +196,17 @@ def _idle_because(
     return tuple(lines)
 
 
-def _no_partner(case: Case, waits: Waits, rank: int, edge: Edge) -> Suspect:
+def _no_partner(case: Case, waits: Waits, rank: int, demand: Demand) -> Suspect:
     """The rank that never called the other end of an open send or receive."""
     channel = next(
         c
         for c in waits.channels
-        if c.group == edge.call.group
-        and {c.source, c.destination} == {rank, edge.waiter}
-        and any(call.at == edge.call.at for call in c.unpaired)
+        if c.group == demand.call.group
+        and {c.source, c.destination} == {rank, demand.waiter}
+        and any(call.at == demand.call.at for call in c.unpaired)
     )
-    blamed = edge.waiter if is_surplus(channel, list(waits.channels)) else rank
-    lane = case.lane(edge.call.group, blamed)
+    blamed = demand.waiter if is_surplus(channel, list(waits.channels)) else rank
+    lane = case.lane(demand.call.group, blamed)
     odd = odd_batch(lane, len(channel.sends)) if lane else None
     other = "receive" if channel.lacking > 0 else "send"
     because = [
@@ -188,9 +218,9 @@ def _no_partner(case: Case, waits: Waits, rank: int, edge: Edge) -> Suspect:
     return Suspect(
         rank=blamed,
         kind=Kind.P2P_NO_PARTNER if blamed == rank else Kind.EXTRA_CALL,
-        group=edge.call.group,
+        group=demand.call.group,
         seq=odd.p2p_seq if odd else min(len(channel.sends), len(channel.receives)) + 1,
-        call=odd.call if odd else edge.call.call,
+        call=odd.call if odd else demand.call.call,
         site=odd.site if odd else _last_site(case, blamed),
         confidence=0.85,
         because=tuple(because),
@@ -199,7 +229,7 @@ def _no_partner(case: Case, waits: Waits, rank: int, edge: Edge) -> Suspect:
 
 
 def _or_those_ahead(
-    case: Case, suspects: list[Suspect], by_blocker: Mapping[int, Sequence[Edge]]
+    case: Case, suspects: list[Suspect], by_blocker: Mapping[int, Sequence[Demand]]
 ) -> list[Suspect]:
     """When nearly all members of a group stand still together and one waits for them, that one
     made a call too many."""
@@ -241,7 +271,7 @@ def _ahead(case: Case, rank: int, group: int, seq: int, together: Sequence[Suspe
 def _dead(
     case: Case,
     missing: Sequence[int],
-    by_blocker: Mapping[int, Sequence[Edge]],
+    by_blocker: Mapping[int, Sequence[Demand]],
     evidence: Evidence,
 ) -> tuple[list[Suspect], list[Finding]]:
     """Ranks without a dump for which others wait. Of several in one group only those are named
@@ -255,7 +285,7 @@ def _dead(
     named = named or (candidates if _is_one_host(candidates, case) else [])
     suspects = []
     for rank in named:
-        edge = min(by_blocker[rank], key=lambda e: (e.call.at, e.waiter))
+        demand = by_blocker[rank][0]
         because = ["it left no dump, and others wait for it"]
         if rank in exits:
             because.append(f"its process ended: {_told_exit(exits[rank])}")
@@ -265,13 +295,13 @@ def _dead(
             Suspect(
                 rank=rank,
                 kind=Kind.DIED,
-                group=edge.call.group,
-                seq=edge.call.seq,
-                call=edge.call.call,
-                site=edge.call.site,
+                group=demand.call.group,
+                seq=demand.call.seq,
+                call=demand.call.call,
+                site=demand.call.site,
                 confidence=min(0.98, (0.85 if len(named) < 3 else 0.7) + 0.08 * (len(because) - 1)),
                 because=tuple(because),
-                explains=len({e.waiter for e in by_blocker[rank]}),
+                explains=len(by_blocker[rank]),
             )
         )
     unnamed = [rank for rank in candidates if rank not in named]
@@ -291,7 +321,7 @@ def _told_exit(exit_: object) -> str:
 
 
 def _is_alone(
-    rank: int, candidates: Sequence[int], by_blocker: Mapping[int, Sequence[Edge]]
+    rank: int, candidates: Sequence[int], by_blocker: Mapping[int, Sequence[Demand]]
 ) -> bool:
     """Somebody waits for this one and for none of the other missing ranks."""
     others: set[int] = set()
@@ -307,33 +337,3 @@ def _is_one_host(ranks: Sequence[int], case: Case) -> bool:
     block = tuple(range(ranks[0], ranks[0] + size)) if ranks else ()
     fills = size >= 4 and size & (size - 1) == 0 and ranks[0] % size == 0
     return fills and tuple(ranks) == block and len(case.records.ranks) >= size
-
-
-def _circles(edges: Sequence[Edge], roots: set[int]) -> list[set[int]]:
-    """Sets of ranks that wait for each other and from which no way leads to a root."""
-    followers: dict[int, set[int]] = defaultdict(set)
-    for edge in edges:
-        followers[edge.blocker].add(edge.waiter)
-    reached, todo = set(roots), list(roots)
-    while todo:
-        for waiter in followers[todo.pop()]:
-            if waiter not in reached:
-                reached.add(waiter)
-                todo.append(waiter)
-    rest = {edge.waiter for edge in edges} - reached
-    return [rest] if rest else []
-
-
-def _all_made_it(case: Case, waits: Waits) -> tuple[list[Suspect], list[Finding]]:
-    """Nobody is behind: a circle of device order, or one call that a device holds up."""
-    suspects, findings = inversions(case, waits)
-    if suspects:
-        return suspects, findings
-    sinks = {
-        (call.group, call.seq)
-        for rank, call in waits.blocked.items()
-        if not waits.edges.get(rank) and not call.is_p2p
-    }
-    for group, seq in sorted(sinks):
-        suspects += held_up(case, group, seq)
-    return suspects, []

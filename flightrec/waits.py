@@ -1,7 +1,8 @@
 """Build the graph of who waits for whom.
 
-An edge is strong when the records show that the other rank has not done its part (it never called,
-or left no dump); weak when it did, but stands behind another call of its own.
+A rank stands at a call, and a call lacks ranks: those that have not done their part (they never
+called, or left no dump), or, where all did, those that stand at another call of their own. Ranks at
+one call share its list, so the graph stays small when a thousand ranks wait for one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Why(Enum):
     NOT_POSTED = "has not called the other end"
     NOT_JOINED = "has not created this group"
     NO_DUMP = "left no dump"
-    BEHIND = "stands at an earlier call of its own"
+    ELSEWHERE = "made this call too, but stands at another one"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,29 +36,49 @@ class Open:
     is_p2p: bool = False
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """One call as all its members see it; a send or receive belongs to one rank."""
+
+    group: int
+    seq: int
+    owner: int = -1  # the rank of a send or receive
+
+
 @dataclass(frozen=True, slots=True)
-class Edge:
-    waiter: int
-    blocker: int
+class Lack:
+    """Why a call does not go on: this rank."""
+
+    rank: int
     why: Why
-    call: Open
 
     @property
     def is_strong(self) -> bool:
-        return self.why is not Why.BEHIND
+        return self.why is not Why.ELSEWHERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """The graph: at which call each rank stands, and whom it waits for there."""
+    """Where each rank stands, and what each call lacks."""
 
     opens: Mapping[int, tuple[Open, ...]]  # by rank, oldest first: the first open one of each group
     blocked: Mapping[int, Open]  # the call at which a rank stands
-    edges: Mapping[int, tuple[Edge, ...]]  # by waiter
+    lacks: Mapping[Key, tuple[Lack, ...]]
     channels: tuple[Channel, ...] = ()
 
-    def strong(self) -> list[Edge]:
-        return [edge for edges in self.edges.values() for edge in edges if edge.is_strong]
+    def key(self, rank: int) -> Key:
+        return key_of(rank, self.blocked[rank])
+
+    def lacking(self, rank: int) -> tuple[Lack, ...]:
+        """For whom the rank waits; empty also when it does not wait."""
+        return self.lacks[self.key(rank)] if rank in self.blocked else ()
+
+    def standing(self, key: Key) -> list[int]:
+        return [rank for rank in self.blocked if self.key(rank) == key]
+
+
+def key_of(rank: int, call: Open) -> Key:
+    return Key(call.group, call.at if call.is_p2p else call.seq, rank if call.is_p2p else -1)
 
 
 def who_waits(records: Records, lanes: Lanes, parted: Mapping[int, int]) -> Waits:
@@ -78,33 +99,32 @@ class _Graph:
             for channel in channels(group, records.groups[group], of_rank)
         ]
         self.unpaired = {
-            (rank, channel.group, call.at): channel.destination if call.is_send else channel.source
+            (channel.source if call.is_send else channel.destination, channel.group, call.at): (
+                channel.destination if call.is_send else channel.source
+            )
             for channel in self.channels
             for call in channel.unpaired
-            for rank in (channel.source if call.is_send else channel.destination,)
         }
-        self._blockers: dict[tuple[int, int], list[tuple[int, Why]]] = {}
+        # A mismatch can kill a neighbour: its missing dump is a consequence.
+        self.victims = {r for group in parted for r in records.groups[group].ranks}
+        self._strong: dict[Key, tuple[Lack, ...]] = {}
 
     def build(self) -> Waits:
         opens = self._opens()
         blocked: dict[int, Open] = {}
-        edges: dict[int, list[Edge]] = {}
         for rank, calls in opens.items():
-            found = [(call, self._strong(rank, call)) for call in calls]
-            standing = next(((call, e) for call, e in found if e), found[0] if found else None)
-            if standing is not None:
-                blocked[rank], edges[rank] = standing
-        for edge in self._unjoined(opens):
-            blocked.setdefault(edge.waiter, edge.call)
-            edges.setdefault(edge.waiter, []).append(edge)
-        for rank in [rank for rank, found in edges.items() if not found]:
-            edges[rank] = self._weak(rank, blocked)
-        return Waits(
-            opens=opens,
-            blocked=blocked,
-            edges={rank: tuple(edges[rank]) for rank in sorted(edges)},
-            channels=tuple(self.channels),
-        )
+            if calls:
+                lacking = (call for call in calls if self._strong_of(rank, call))
+                blocked[rank] = next(lacking, calls[0])
+        for rank, call, lack in self._unjoined(opens):
+            blocked.setdefault(rank, call)
+            self._strong[key_of(rank, call)] = lack
+        lacks = {}
+        for rank, call in blocked.items():
+            key = key_of(rank, call)
+            if key not in lacks:
+                lacks[key] = self._strong_of(rank, call) or self._elsewhere(key, call, blocked)
+        return Waits(opens=opens, blocked=blocked, lacks=lacks, channels=tuple(self.channels))
 
     def _opens(self) -> dict[int, tuple[Open, ...]]:
         found: dict[int, list[Open]] = {rank: [] for rank in self.records.ranks}
@@ -138,54 +158,60 @@ class _Graph:
             for call in dict.fromkeys(calls[:1] + lone[:1])
         ]
 
-    def _strong(self, rank: int, call: Open) -> list[Edge]:
-        if call.is_p2p:
-            return self._strong_p2p(rank, call)
-        blockers = self._blockers_of(call.group, call.seq)
-        return [Edge(rank, other, why, call) for other, why in blockers if other != rank]
+    def _strong_of(self, rank: int, call: Open) -> tuple[Lack, ...]:
+        key = key_of(rank, call)
+        if key not in self._strong:
+            found = self._p2p_lacks(rank, call) if call.is_p2p else list(self._members_lacking(key))
+            living = [lack for lack in found if lack.why is not Why.NO_DUMP]
+            dead = [lack for lack in found if lack.rank not in self.victims]
+            # A call that a living rank has not made waits for that rank in any case.
+            self._strong[key] = tuple(living or dead)
+        return self._strong[key]
 
-    def _blockers_of(self, group: int, seq: int) -> list[tuple[int, Why]]:
-        if (group, seq) not in self._blockers:
-            found = []
-            for rank in self.records.groups[group].ranks:
-                lane = self.lanes.of[group].get(rank)
-                if rank not in self.records.ranks:
-                    found.append((rank, Why.NO_DUMP))
-                elif (lane.issued if lane else 0) < seq:
-                    found.append((rank, Why.NOT_CALLED))
-            self._blockers[(group, seq)] = found
-        return self._blockers[(group, seq)]
+    def _members_lacking(self, key: Key) -> Iterator[Lack]:
+        for rank in self.records.groups[key.group].ranks:
+            lane = self.lanes.of[key.group].get(rank)
+            if rank not in self.records.ranks:
+                yield Lack(rank, Why.NO_DUMP)
+            elif (lane.issued if lane else 0) < key.seq:
+                yield Lack(rank, Why.NOT_CALLED)
 
-    def _strong_p2p(self, rank: int, call: Open) -> list[Edge]:
+    def _p2p_lacks(self, rank: int, call: Open) -> list[Lack]:
         peer = self._peer(call)
         if peer is not None and peer not in self.records.ranks:
-            return [Edge(rank, peer, Why.NO_DUMP, call)]
+            return [Lack(peer, Why.NO_DUMP)]
         lone = self.unpaired.get((rank, call.group, call.at))
-        return [] if lone is None else [Edge(rank, lone, Why.NOT_POSTED, call)]
+        return [] if lone is None else [Lack(lone, Why.NOT_POSTED)]
 
     def _peer(self, call: Open) -> int | None:
         ranks, peer = self.records.groups[call.group].ranks, self.records.calls[call.call].peer
         return ranks[peer] if peer is not None and peer < len(ranks) else None
 
-    def _weak(self, rank: int, blocked: Mapping[int, Open]) -> list[Edge]:
-        """Members that made the call too, but stand at an earlier one of their own."""
-        call = blocked[rank]
-        peer = self._peer(call) if call.is_p2p else None
-        others = self.records.groups[call.group].ranks if peer is None else (peer,)
-        return [
-            Edge(rank, other, Why.BEHIND, call)
-            for other in others
-            if other != rank and other in blocked and self._is_behind(other, blocked[other], call)
-        ]
-
-    def _is_behind(self, rank: int, stands: Open, call: Open) -> bool:
-        return call.is_p2p or (stands.group, stands.seq, stands.is_p2p) != (
-            call.group,
-            call.seq,
-            False,
+    def _elsewhere(self, key: Key, call: Open, blocked: Mapping[int, Open]) -> tuple[Lack, ...]:
+        """Members that made the call too, but stand at another one of their own."""
+        others = self.records.groups[key.group].ranks
+        if call.is_p2p:
+            peer = self._peer(call)
+            others = () if peer is None else (peer,)
+            return tuple(
+                Lack(r, Why.ELSEWHERE)
+                for r in others
+                if r in blocked and not self._meets(blocked[r], call, key.owner)
+            )
+        return tuple(
+            Lack(r, Why.ELSEWHERE) for r in others if r in blocked and key_of(r, blocked[r]) != key
         )
 
-    def _unjoined(self, opens: Mapping[int, tuple[Open, ...]]) -> Iterator[Edge]:
+    def _meets(self, theirs: Open, mine: Open, rank: int) -> bool:
+        """Whether the peer stands at the other end of this send or receive."""
+        if not theirs.is_p2p or theirs.group != mine.group:
+            return False
+        ops = {self.records.calls[theirs.call].op, self.records.calls[mine.call].op}
+        return self._peer(theirs) == rank and len(ops) == 2
+
+    def _unjoined(
+        self, opens: Mapping[int, tuple[Open, ...]]
+    ) -> Iterator[tuple[int, Open, tuple[Lack, ...]]]:
         """Members that have not created a group which others created and cannot use yet."""
         for index, group in enumerate(self.records.groups):
             present = [rank for rank in group.ranks if rank in self.records.ranks]
@@ -193,10 +219,10 @@ class _Graph:
             lack = [r for r in present if r not in have and self.records.ranks[r].configured]
             used = any(lane.issued for lane in self.lanes.of[index].values())
             if group.is_declared and lack and have and not used:
-                call = Open(1 << 62, index, 1)
-                for rank in have:
-                    if not opens[rank]:
-                        yield from (Edge(rank, other, Why.NOT_JOINED, call) for other in lack)
+                lacks = tuple(Lack(rank, Why.NOT_JOINED) for rank in lack)
+                yield from (
+                    (rank, Open(1 << 62, index, 1), lacks) for rank in have if not opens[rank]
+                )
 
 
 def _open_call(lane: Lane, group: int, seq: int) -> Open:
