@@ -153,6 +153,51 @@ def anonymize(paths: tuple[str, ...], out: str) -> int:
 
 
 @main.command()
+@click.argument("out", type=click.Path(file_okay=False))
+@click.option("--dp", type=click.IntRange(1), default=2, show_default=True, help="Data parallel.")
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor parallel.")
+@click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline stages.")
+@click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Expert groups.")
+@click.option("--steps", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--fault", "faults", multiple=True, metavar="KIND:RANK[:STEP[:CALL]]")
+@click.option("--ring", type=click.IntRange(1), default=2000, show_default=True, help="Entries.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--batched-p2p", is_flag=True, help="Stages send and receive in batches.")
+@click.option("--timing", is_flag=True, help="As with TORCH_NCCL_ENABLE_TIMING=1.")
+@click.option("--stacks/--no-stacks", default=True, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON dumps instead of pickles.")
+def synth(
+    out: str,
+    dp: int,
+    tp: int,
+    pp: int,
+    ep: int,
+    steps: int,
+    faults: tuple[str, ...],
+    ring: int,
+    seed: int,
+    batched_p2p: bool,
+    timing: bool,
+    stacks: bool,
+    as_json: bool,
+) -> int:
+    """Write valid dumps of a made-up job with a chosen fault into OUT, for tests and drills.
+
+    KIND is one of the kinds of a report, like never_issued, died, size_mismatch, straggler.
+    """
+    from flightrec.synth import Job, Layout, synthesize, write_dumps
+    from flightrec.synth.ask import parse_faults
+
+    job = Job(layout=Layout(dp=dp, tp=tp, pp=pp, ep=ep), steps=steps, is_batched_p2p=batched_p2p)
+    asked = parse_faults(faults, job)
+    options = {"seed": seed, "ring": ring}
+    dumps = synthesize(job, asked, with_stacks=stacks, with_timing=timing, **options)
+    write_dumps(out, dumps, as_json=as_json)
+    click.echo(f"{len(dumps)} dumps of {job.layout.world} ranks in {out}")
+    return HEALTHY
+
+
+@main.command()
 @click.argument("pipes", metavar="PREFIX")
 @click.option("--dumps", metavar="PREFIX", help="Prefix of the dump files, if it differs.")
 @click.option("--out", type=click.Path(file_okay=False), help="Keep what is collected here.")

@@ -35,10 +35,11 @@ function spans(ranks) {
   return text.length > 8 ? [...text.slice(0, 6), "…", text[text.length - 1]].join(", ")
     : text.join(", ");
 }
+const sentence = text => text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 const named = ranks => (ranks.length === 1 ? "rank " : "ranks ") + spans(ranks);
 const foldLabel = ranks => ranks.length > 1 ? `${ranks.length}: ${spans(ranks)}` : `${ranks[0]}`;
 const callOf = c => `${c.op || "a call"}${c.seq === null ? "" : " #" + c.seq} in ${c.group}`;
-const shortPath = text => text.replace(/^(?:[^:]*\/)?((?:[^/:]+\/){2}[^/:]+:)/, "…/$1");
+const shortPath = text => text.replace(/^\/?(?:[^/:]+\/)+((?:[^/:]+\/){2}[^/:]+:)/, "…/$1");
 
 // ---- decoding: a row is [rank, letters, odd calls, sites, times, durations] --------------------
 const decoded = new Map();
@@ -271,7 +272,7 @@ function culprits() {
       h("dl", {}, h("dt", {}, "call"), h("dd", {}, h("code", {}, callOf(c)),
         c.group_ranks.length ? ` (${c.group_ranks.length} ranks)` : ""),
       c.where ? [h("dt", {}, "where"), h("dd", {}, h("code", {}, c.where))] : [],
-      h("dt", {}, "why"), h("dd", {}, h("ul", {}, c.because.map(text => h("li", {}, text))))),
+      h("dt", {}, "why"), h("dd", {}, h("ul", {}, c.because.map(text => h("li", {}, sentence(text)))))),
       c.stack.length ? h("details", {}, h("summary", {}, "stack"),
         h("pre", {}, c.stack.map(f => `${f.filename}:${f.line} in ${f.name}`).join("\n"))) : "");
   });

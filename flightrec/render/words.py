@@ -30,6 +30,7 @@ VERDICT = {
     Verdict.FAULT: "FAULT",
     Verdict.UNDECIDED: "UNDECIDED",
 }
+PIECES_MAX = 6  # spans named before the rest is cut
 _LIBRARY = ("site-packages/", "dist-packages/", "/torch/", "/lib/python3.", "<frozen ")
 
 
@@ -42,8 +43,8 @@ def spans(ranks: Iterable[int]) -> str:
         else:
             parts.append([rank])
     pieces = [_span(part) for part in parts]
-    if len(pieces) > 12:
-        pieces = [*pieces[:10], "…", pieces[-1]]
+    if len(pieces) > PIECES_MAX:
+        pieces = [*pieces[: PIECES_MAX - 2], "…", pieces[-1]]
     return ", ".join(pieces)
 
 
@@ -56,7 +57,15 @@ def ranks(numbers: Iterable[int]) -> str:
     known = sorted(set(numbers))
     if not known:
         return "no rank"
-    return f"rank {known[0]}" if len(known) == 1 else f"ranks {spans(known)}"
+    if len(known) == 1:
+        return f"rank {known[0]}"
+    text = spans(known)
+    return f"{len(known)} ranks ({text})" if "…" in text else f"ranks {text}"
+
+
+def sentence(text: str) -> str:
+    """A capital at the start and a stop at the end."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def call(item: Culprit | Consequence) -> str:
@@ -94,7 +103,7 @@ def sure(confidence: float) -> str:
     return f"{word} ({confidence:.2f})"
 
 
-def waiting(report: Report, *, lines_max: int = 6) -> list[str]:
+def waiting(report: Report, *, lines_max: int) -> list[str]:
     """Who only waits, one line per call and awaited ranks, most ranks first."""
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for one in report.consequences:

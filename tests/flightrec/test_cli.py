@@ -227,3 +227,20 @@ def test_a_dump_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
     assert run("analyze", tmp_path).exit_code == 3
     assert run("anonymize", tmp_path, "--out", tmp_path / "copy").exit_code == 3
     assert not (tmp_path / "ran").exists()
+
+
+def test_synth_makes_a_job_whose_fault_is_found_again(tmp_path):
+    made = run("synth", tmp_path / "job", "--dp", 4, "--tp", 2, "--fault", "never_issued:5:2")
+    assert (made.exit_code, made.stdout[:7]) == (0, "8 dumps")
+    report = json.loads(run("analyze", tmp_path / "job", "--json").stdout)
+    assert [c["rank"] for c in report["culprits"]] == [5]
+
+
+def test_synth_without_a_fault_is_a_healthy_job(tmp_path):
+    run("synth", tmp_path / "job", "--pp", 2, "--batched-p2p", "--json")
+    assert run("analyze", tmp_path / "job").exit_code == 0
+
+
+@pytest.mark.parametrize("fault", ["bogus:1", "died", "died:1:2:3:4", "died:9", "died:x"])
+def test_synth_refuses_a_fault_that_cannot_be(tmp_path, fault):
+    assert run("synth", tmp_path / "job", "--fault", fault).exit_code == 4
