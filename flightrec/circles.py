@@ -9,6 +9,8 @@ from flightrec.model import Finding, Kind
 from flightrec.suspects import Case, Suspect, shown
 from flightrec.waits import Waits
 
+RANKS_MAX = 256  # ranks whose order is asked for
+
 
 def inversions(case: Case, waits: Waits) -> tuple[list[Suspect], list[Finding]]:
     """Two groups whose open calls some members made in one order and some in the other."""
@@ -47,6 +49,28 @@ def _who_goes_first(case: Case, one: tuple[int, int], other: tuple[int, int]) ->
     return found
 
 
+def _votes_by_role(
+    case: Case, one: tuple[int, int], other: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """The order in which all ranks called these calls in their own groups of the same roles."""
+    groups = case.records.groups
+    roles = [groups[call[0]].desc for call in (one, other)]
+    votes: Counter[int] = Counter()
+    for rank in sorted(case.records.ranks)[:RANKS_MAX]:
+        own = [
+            [g for g in case.lanes.of if groups[g].desc == role and rank in case.lanes.of[g]]
+            for role in roles
+        ]
+        if roles[0] != roles[1] and len(own[0]) == len(own[1]) == 1:
+            places = [
+                _place(case, rank, mine[0], call[1])
+                for mine, call in zip(own, (one, other), strict=True)
+            ]
+            if places[0] != places[1]:
+                votes[one[0] if places[0] < places[1] else other[0]] += 1
+    return votes.most_common()
+
+
 def _place(case: Case, rank: int, group: int, seq: int) -> float:
     """Where in its records the rank made the call; infinity: it has not."""
     lane = case.lane(group, rank)
@@ -64,6 +88,8 @@ def _judged(
 ) -> tuple[list[Suspect], list[Finding]]:
     votes = Counter(first.values()).most_common()
     if votes[0][1] == votes[1][1]:
+        votes = _votes_by_role(case, one, other)
+    if not votes or (len(votes) > 1 and votes[0][1] == votes[1][1]):
         return [], []
     right = votes[0][0]
     wrong = [rank for rank, group in first.items() if group != right]

@@ -40,6 +40,7 @@ class P2P:
     site: int
     is_open: bool
     is_batched: bool
+    is_started: bool
 
 
 @dataclass(slots=True)
@@ -188,6 +189,7 @@ class _Builder:
             site=columns.site[at],
             is_open=not ended,
             is_batched=closed_by is not None,
+            is_started=flags & 3 == STATE_STARTED,
         )
 
     def _merged(

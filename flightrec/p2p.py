@@ -86,9 +86,9 @@ def is_surplus(channel: Channel, all_channels: list[Channel]) -> bool:
     counts = Counter(
         len(side) for c in all_channels if c is not channel for side in (c.sends, c.receives)
     )
-    usual = counts.most_common(1)[0][0] if counts else -1
+    usual, sides = counts.most_common(1)[0] if counts else (-1, 0)
     shorter, longer = sorted((len(channel.sends), len(channel.receives)))
-    return shorter == usual and longer != usual
+    return sides > 2 and shorter == usual and longer != usual
 
 
 def size_clashes(channel: Channel, calls: tuple[Call, ...]) -> Iterator[SizeClash]:

@@ -13,7 +13,7 @@ from flightrec.model import Evidence, Finding, Kind
 from flightrec.p2p import is_surplus, odd_batch
 from flightrec.shifts import predict
 from flightrec.sinks import Sink, sinks
-from flightrec.stalls import held_up
+from flightrec.stalls import held_up, held_up_pair
 from flightrec.strays import stray_suspects
 from flightrec.suspects import Case, Suspect, shown
 from flightrec.waits import Open, Waits, Why
@@ -47,8 +47,12 @@ def root_suspects(
     dead, findings = _dead(case, missing, idle, evidence)
     suspects += dead
     for sink in ends:
-        if sink.keys and not sink.ranks and sink.keys[0].owner < 0:
-            suspects += held_up(case, sink.keys[0].group, sink.keys[0].seq)
+        if sink.keys and not sink.ranks:
+            key = sink.keys[0]
+            paired = key.owner >= 0
+            suspects += (
+                held_up_pair(case, key.owner, key) if paired else held_up(case, key.group, key.seq)
+            )
         elif sink.keys and sink.ranks:
             found, seen = _circle(case, waits, sink)
             suspects += found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from flightrec.lanes import Lane
+from flightrec.lanes import P2P, Lane
 from flightrec.model import Kind
 from flightrec.suspects import Case, Suspect, shown
+from flightrec.waits import Key
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1 at the next run: dumps then tell which device started the call"
 
@@ -33,6 +35,26 @@ def held_up(case: Case, group: int, seq: int) -> list[Suspect]:
             _suspect(case, rank, Kind.DEVICE_STALL, group, seq, (because,), 0.85) for rank in idle
         ]
     return []
+
+
+def held_up_pair(case: Case, owner: int, key: Key) -> list[Suspect]:
+    """The rank whose device never started its end of a send or receive while the peer's did."""
+    mine = _call_at(case, key.group, owner, key.seq)
+    if mine is None or not mine.is_started:
+        return []
+    peer = case.records.groups[key.group].ranks[mine.peer]
+    lane = case.lane(key.group, peer)
+    theirs = next((c for c in lane.p2p if c.is_open), None) if lane else None
+    if theirs is None or theirs.is_started:
+        return []
+    because = f"rank {owner} started its end on its device, this rank's device did not"
+    suspect = _suspect(case, peer, Kind.DEVICE_STALL, key.group, theirs.p2p_seq, (because,), 0.8)
+    return [replace(suspect, call=theirs.call, site=theirs.site)]
+
+
+def _call_at(case: Case, group: int, rank: int, at: int) -> P2P | None:
+    lane = case.lane(group, rank)
+    return next((c for c in lane.p2p if c.at == at), None) if lane else None
 
 
 def _suspect(

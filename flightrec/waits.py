@@ -114,7 +114,10 @@ class _Graph:
         blocked: dict[int, Open] = {}
         for rank, calls in opens.items():
             if calls:
-                lacking = (call for call in calls if self._strong_of(rank, call))
+                # Devices work in order, so the oldest call counts; of those whose place is not
+                # known (log lines) the one that lacks somebody.
+                oldest = [call for call in calls if call.at == calls[0].at]
+                lacking = (call for call in oldest if self._strong_of(rank, call))
                 blocked[rank] = next(lacking, calls[0])
         for rank, call, lack in self._unjoined(opens):
             blocked.setdefault(rank, call)
@@ -150,13 +153,16 @@ class _Graph:
         return min((seq for seq in doubtful if 0 < seq <= lane.issued), default=None)
 
     def _open_p2p(self, lane: Lane) -> list[Open]:
-        """The first open send or receive, and the first one without another end."""
+        """The first open send or receive; of a batch, which is one launch, the one without
+        another end."""
         calls = [call for call in lane.p2p if call.is_open]
-        lone = [call for call in calls if (lane.rank, lane.group, call.at) in self.unpaired]
-        return [
-            Open(call.at, lane.group, call.p2p_seq, call.call, call.site, True)
-            for call in dict.fromkeys(calls[:1] + lone[:1])
-        ]
+        if not calls:
+            return []
+        first = calls[0]
+        batch = [c for c in calls if c.is_batched and c.p2p_seq == first.p2p_seq] or [first]
+        lone = (c for c in batch if (lane.rank, lane.group, c.at) in self.unpaired)
+        call = next(lone, first)
+        return [Open(call.at, lane.group, call.p2p_seq, call.call, call.site, True)]
 
     def _strong_of(self, rank: int, call: Open) -> tuple[Lack, ...]:
         key = key_of(rank, call)
