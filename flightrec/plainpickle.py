@@ -19,7 +19,7 @@ from flightrec.errors import BadDump
 DEPTH_MAX = 64  # a genuine dump nests 6 deep
 _FLOAT = struct.Struct(">d")
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
-_MARK = object()
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 
 
 class TornDump(BadDump):
@@ -109,10 +109,6 @@ def _run(
                     lane.learn(start, items, memo, put - before)
                 items.clear()
                 stack[-1] = None
-        elif code == 0x4E:  # NONE
-            push(None)
-        elif code in (0x88, 0x89):  # NEWTRUE, NEWFALSE
-            push(code == 0x88)
         elif code == 0x7D:  # EMPTY_DICT
             if lane is not None:
                 at, count, objects = lane.take(at - 1)
@@ -123,9 +119,6 @@ def _run(
                 at += 1
                 starts[len(stack)] = (at - 1, put)
             push({})
-        elif code in _TUPLES:
-            size = _TUPLES[code]
-            stack[-size:] = [_tuple(stack[-size:])]
         elif code == 0x2E:  # STOP
             return stack[-1]
         else:
@@ -140,6 +133,13 @@ def _rare(code: int, data: bytes, at: int, stack: list[object], marks: list[int]
         end = start + int.from_bytes(_take(data, at, start), "little")
         stack.append(build(_take(data, start, end)))
         return end
+    if code in _CONSTANTS:
+        stack.append(_CONSTANTS[code])
+        return at
+    if code in _TUPLES:
+        size = _TUPLES[code]
+        stack[-size:] = [_tuple(stack[-size:])]
+        return at
     if code == 0x4A:  # BININT
         stack.append(int.from_bytes(_take(data, at, at + 4), "little", signed=True))
         return at + 4
