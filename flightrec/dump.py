@@ -64,7 +64,8 @@ def _read(data: bytes) -> tuple[Reducer, object, list[str]]:
     for with_lane in (True, False):
         reducer = Reducer()
         try:
-            return reducer, read_plain(data, reducer.add, FastLane(data, reducer, with_lane)), []
+            lane = FastLane(data, reducer) if with_lane else None
+            return reducer, read_plain(data, reducer.add, lane), []
         except TornDump as error:
             what = f"{error}; {len(reducer.seq)} entries before the tear are used"
             return reducer, _salvaged(error.facts.get("top")), [what]

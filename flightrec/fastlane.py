@@ -138,8 +138,7 @@ def _get(numbers: Sequence[int]) -> bytes:
 class FastLane:
     """Takes runs of entries out of `data` into a reducer's columns."""
 
-    def __init__(self, data: bytes, reducer: Reducer, is_open: bool = True) -> None:
-        self._is_open = is_open
+    def __init__(self, data: bytes, reducer: Reducer) -> None:
         self._data, self._reducer = data, reducer
         self._grammar = _GRAMMARS[4 if data[1:2] >= b"\x04" else 2]
         self._shapes: dict[tuple[object, ...], _Shape] = {}
@@ -204,7 +203,7 @@ class FastLane:
         self, at: int, entry: Mapping[object, object], memo: Mapping[int, object], put: int
     ) -> None:
         """The general reader has just read the entry at `at` into the reducer's last row."""
-        if self._reducer.bad or not self._is_open:
+        if self._reducer.bad:
             self._shapes.clear()  # something is odd here: leave it all to the general reader
             self._last = None
             return

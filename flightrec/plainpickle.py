@@ -96,16 +96,11 @@ def _run(
             push(memo[int.from_bytes(data[at : at + 4], "little")])
             at += 4
         elif code == 0x75:  # SETITEMS
-            mark = marks.pop()
-            items = _dict(stack[mark - 1])
-            values = iter(stack[mark:])
-            for key, value in zip(values, values, strict=True):
-                items[_key(key)] = value
-            del stack[mark:]
+            items = _set_items(stack, marks.pop())
             if "record_id" in items:
                 on_entry(items.copy())
                 if lane is not None:
-                    start, before = starts[mark - 1]
+                    start, before = starts[len(stack) - 1]
                     lane.learn(start, items, memo, put - before)
                 items.clear()
                 stack[-1] = None
@@ -123,6 +118,16 @@ def _run(
             return stack[-1]
         else:
             at = _rare(code, data, at, stack, marks)
+
+
+def _set_items(stack: list[object], mark: int) -> dict[object, object]:
+    """Put the values above the mark into the dict below it."""
+    items = _dict(stack[mark - 1])
+    values = iter(stack[mark:])
+    for key, value in zip(values, values, strict=True):
+        items[_key(key)] = value
+    del stack[mark:]
+    return items
 
 
 def _rare(code: int, data: bytes, at: int, stack: list[object], marks: list[int]) -> int:
