@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from flightrec.dump import STATES, Reducer, integer, text
 from flightrec.model import Call, Entry, Site
 from flightrec.plainpickle import TornDump, read_plain
+from flightrec.reducer import STATES, Reducer, integer, text
 
 _STATE_NAMES = tuple(STATES)
 

@@ -11,14 +11,15 @@ torn dump yields the entries before the tear.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from flightrec.errors import BadDump
 
 DEPTH_MAX = 64  # a genuine dump nests 6 deep
 _FLOAT = struct.Struct(">d")
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
-_MARK = object()
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 
 
 class TornDump(BadDump):
@@ -27,26 +28,39 @@ class TornDump(BadDump):
     remedy = "The rank died or was killed while it wrote; the entries before the tear are used."
 
 
-def read_plain(data: bytes, on_entry: Callable[[object], None]) -> object:
+class Lane(Protocol):
+    """Takes entries that are like earlier ones by itself."""
+
+    def take(self, at: int) -> tuple[int, int, int]: ...
+
+    def learn(
+        self, at: int, entry: Mapping[object, object], memo: Mapping[int, object], put: int
+    ) -> None: ...
+
+
+def read_plain(data: bytes, on_entry: Callable[[object], None], lane: Lane | None = None) -> object:
     """Return the value in `data`; each dict with a "record_id" goes to `on_entry` instead and
-    leaves None in its place. Raises TornDump if `data` ends early, BadDump if it is anything else
-    than a pickle of plain data."""
+    leaves None in its place. Entries that `lane` takes do not even get there. Raises TornDump if
+    `data` ends early, BadDump if it is anything else than a pickle of plain data."""
     stack: list[object] = []
     try:
-        return _run(data, stack, on_entry)
+        return _run(data, stack, on_entry, lane)
     except (IndexError, struct.error) as error:
         raise TornDump(f"the pickle ends early, after {len(data)} bytes", top=stack) from error
     except (TypeError, ValueError, AttributeError, KeyError, UnicodeDecodeError) as error:
         raise BadDump(f"not a pickle of plain data: {error}") from error
 
 
-def _run(data: bytes, stack: list[object], on_entry: Callable[[object], None]) -> object:
+def _run(
+    data: bytes, stack: list[object], on_entry: Callable[[object], None], lane: Lane | None
+) -> object:
     """The interpreter loop: one long chain of cases, the frequent ones first, because every call
     and lookup in it counts (some 80 instructions an entry)."""
     memo: dict[int, object] = {}
     marks: list[int] = []
     push = stack.append
-    at = 0
+    at = put = 0  # objects put into the memo by number of arrival
+    starts: dict[int, tuple[int, int]] = {}  # place on the stack -> where its dict starts
     while True:
         code = data[at]
         at += 1
@@ -67,7 +81,8 @@ def _run(data: bytes, stack: list[object], on_entry: Callable[[object], None]) -
             _list(stack[mark - 1]).extend(stack[mark:])
             del stack[mark:]
         elif code == 0x94:  # MEMOIZE
-            memo[len(memo)] = stack[-1]
+            memo[put] = stack[-1]
+            put += 1
         elif code == 0x4D:  # BININT2
             push(data[at] | data[at + 1] << 8)
             at += 2
@@ -81,29 +96,38 @@ def _run(data: bytes, stack: list[object], on_entry: Callable[[object], None]) -
             push(memo[int.from_bytes(data[at : at + 4], "little")])
             at += 4
         elif code == 0x75:  # SETITEMS
-            mark = marks.pop()
-            items = _dict(stack[mark - 1])
-            values = iter(stack[mark:])
-            for key, value in zip(values, values, strict=True):
-                items[_key(key)] = value
-            del stack[mark:]
+            items = _set_items(stack, marks.pop())
             if "record_id" in items:
                 on_entry(items.copy())
+                if lane is not None:
+                    start, before = starts[len(stack) - 1]
+                    lane.learn(start, items, memo, put - before)
                 items.clear()
                 stack[-1] = None
-        elif code == 0x4E:  # NONE
-            push(None)
-        elif code in (0x88, 0x89):  # NEWTRUE, NEWFALSE
-            push(code == 0x88)
         elif code == 0x7D:  # EMPTY_DICT
+            if lane is not None:
+                at, count, objects = lane.take(at - 1)
+                put += objects
+                stack.extend([None] * count)
+                if count:
+                    continue
+                at += 1
+                starts[len(stack)] = (at - 1, put)
             push({})
-        elif code in _TUPLES:
-            size = _TUPLES[code]
-            stack[-size:] = [_tuple(stack[-size:])]
         elif code == 0x2E:  # STOP
             return stack[-1]
         else:
             at = _rare(code, data, at, stack, marks)
+
+
+def _set_items(stack: list[object], mark: int) -> dict[object, object]:
+    """Put the values above the mark into the dict below it."""
+    items = _dict(stack[mark - 1])
+    values = iter(stack[mark:])
+    for key, value in zip(values, values, strict=True):
+        items[_key(key)] = value
+    del stack[mark:]
+    return items
 
 
 def _rare(code: int, data: bytes, at: int, stack: list[object], marks: list[int]) -> int:
@@ -114,6 +138,13 @@ def _rare(code: int, data: bytes, at: int, stack: list[object], marks: list[int]
         end = start + int.from_bytes(_take(data, at, start), "little")
         stack.append(build(_take(data, start, end)))
         return end
+    if code in _CONSTANTS:
+        stack.append(_CONSTANTS[code])
+        return at
+    if code in _TUPLES:
+        size = _TUPLES[code]
+        stack[-size:] = [_tuple(stack[-size:])]
+        return at
     if code == 0x4A:  # BININT
         stack.append(int.from_bytes(_take(data, at, at + 4), "little", signed=True))
         return at + 4

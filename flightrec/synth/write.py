@@ -44,7 +44,7 @@ def write_dumps(
         if as_json:
             (target / f"nccl_trace_rank_{rank}.json").write_text(json.dumps(dump))
         else:
-            (target / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+            (target / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=4))
 
 
 def _dump(
@@ -150,12 +150,13 @@ def _name(op: Op, rank: int, group: MadeGroup) -> str:
 
 
 def _sizes(op: Op, rank: int, members: int) -> dict[str, object]:
-    small, big = [[op.numel]], [[op.numel * members]]
-    ins, outs = {
-        "_all_gather_base": (small, big),
-        "gather": (small, [[op.numel]] * members if rank == op.root else [[0]]),
-        "coalesced": ([], []),
-    }.get(op.op, (small, small))
+    ins, outs = [[op.numel]], [[op.numel]]
+    if op.op == "_all_gather_base":
+        outs = [[op.numel * members]]
+    elif op.op == "gather":
+        outs = [[op.numel] for _ in range(members)] if rank == op.root else [[0]]
+    elif op.op == "coalesced":
+        ins, outs = [], []
     return {
         "input_sizes": ins,
         "input_dtypes": [op.dtype] * len(ins),

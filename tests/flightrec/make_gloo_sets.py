@@ -115,7 +115,7 @@ def dtype_mismatch(rank, dist, torch):
         dist.all_reduce(torch.ones(64, dtype=dtype))
 
 
-@case([2], "skipped_call", 6)
+@case([2], "skipped_call", 5)
 def skipped_call(rank, dist, torch):
     for step in range(4):
         dist.all_reduce(torch.ones(64))
@@ -130,7 +130,7 @@ def extra_call(rank, dist, torch):
         dist.all_reduce(torch.ones(64))
         dist.all_reduce(torch.ones(64) * 2)
         if rank == 0 and step == 1:
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(64))
         dist.all_reduce(torch.ones(64) * 3)
 
 
@@ -142,7 +142,7 @@ def uneven_inputs(rank, dist, torch):
     dist.barrier()
 
 
-@case([2], "wrong_root", 4)
+@case([2], "root_mismatch", 4)
 def wrong_root_gather(rank, dist, torch):
     for step in range(6):
         dst = 2 if (rank, step) == (2, 3) else 0
