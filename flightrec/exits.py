@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flightrec.errors import BadEvidence
-from flightrec.logbook import LogBook
+from flightrec.logbook import LogBook, RankLog
 from flightrec.model import Exit
 
 _LINE = re.compile(r"^\s*(?:rank\s*)?(\d+)\s*[:=,\s]\s*(.+?)\s*$", re.IGNORECASE)
@@ -37,7 +37,7 @@ def exits_from_logs(book: LogBook) -> tuple[Exit, ...]:
         raised = book.ranks[rank].raised if rank in book.ranks else None
         ended = table.get(rank)
         own = raised is not None and not raised.is_communication
-        if ended is None and (not own or book.ranks[rank].is_waiting):
+        if ended is None and not (own and _has_left(book.ranks[rank])):
             continue
         exits.append(
             Exit(
@@ -49,6 +49,11 @@ def exits_from_logs(book: LogBook) -> tuple[Exit, ...]:
             )
         )
     return tuple(exits)
+
+
+def _has_left(log: RankLog) -> bool:
+    """A traceback ends the process, unless the rank is heard of afterwards."""
+    return not log.is_waiting and not log.has_answered
 
 
 def _from_json(value: object) -> Iterator[Exit]:

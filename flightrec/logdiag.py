@@ -54,6 +54,8 @@ def _summary(culprits: tuple[Culprit, ...]) -> str:
         Kind.EXTRA_CALL: f"made a call that nobody else made{at}",
         Kind.WRONG_OP: f"called another operation{at}",
         Kind.SIZE_MISMATCH: f"called with another size{at}",
+        Kind.UNEVEN_INPUTS: f"left its loop before the others{at}",
+        Kind.ONE_SIDED_TIMEOUT: f"gave up alone{at}",
         Kind.P2P_NO_PARTNER: "left its partners waiting in send and recv",
     }
     return f"{names[0].upper()}{names[1:]} {text.get(first.kind, first.kind.value)}."
@@ -87,6 +89,11 @@ def _why_undecided(view: LogView) -> tuple[str, tuple[str, ...]]:
             f"{words.ranks(done).capitalize()} completed {first.call}, {words.ranks(waiting)} not"
         )
         return f"{text}: a call did not match on some rank.", (DUMPS,)
+    at = {w.seq: w.rank for w in view.waits if w.group == first.group and not w.is_p2p}
+    if len(at) > 1:
+        low, high = min(at), max(at)
+        text = f"The ranks wait in different calls: rank {at[low]} in #{low}, rank {at[high]} in "
+        return f"{text}#{high} of {group_label(first.group, first.desc)}.", (ALL_LINES, DUMPS)
     return (
         f"Everybody who spoke has issued {first.call}, and nobody completed it.",
         (TIMING, DUMPS) if len(view.waiting_ranks) > 1 else (ALL_LINES, DUMPS),

@@ -56,7 +56,8 @@ def _vanished(view: LogView) -> Iterator[Culprit]:
     quiet = view.silent or unheard
     answered = [log.rank for log in view.book.ranks.values() if log.has_answered]
     others = len(view.book.ranks) - len(view.silent)
-    if not quiet or not view.waits or 2 * len(quiet) > others + len(quiet):
+    lost = view.waits or any(log.raised for log in view.book.ranks.values())
+    if not quiet or not lost or 2 * len(quiet) > others + len(quiet):
         return
     for rank in quiet:
         because = [f"Rank {rank} wrote no watchdog line and did not answer the dump signal."]
@@ -178,7 +179,9 @@ def _minority(
         if value == odd:
             text = f"Rank {wait.rank} called it with {odd} {what}".rstrip()
             text += f", the {many} others with {usual}."
-            yield _culprit(view, wait.rank, kind, confidence=0.75, because=[text], wait=wait)
+            done = kind is Kind.WRONG_OP and odd == "barrier"  # what comes after the loop
+            shown = Kind.UNEVEN_INPUTS if done else kind
+            yield _culprit(view, wait.rank, shown, confidence=0.75, because=[text], wait=wait)
 
 
 def _left_p2p(view: LogView) -> Iterator[Culprit]:
@@ -203,6 +206,41 @@ def _left_p2p(view: LogView) -> Iterator[Culprit]:
             )
 
 
+def _before_p2p(view: LogView) -> Iterator[Culprit]:
+    """Everybody waits in a send or recv, but for one rank that is alive and waits in nothing."""
+    waiting = set(view.waiting_ranks)
+    all_p2p = len(waiting) >= 2 and all(wait.is_p2p and wait.op for wait in view.waits)
+    if not all_p2p or len(view.idle) != 1 or waiting | set(view.idle) != set(view.book.ranks):
+        return
+    if _is_whole(view):
+        because = [
+            f"{_names(waiting)} wait in a send or recv; rank {view.idle[0]} answered the dump "
+            "signal and waits in nothing, so it is busy or stuck on the host."
+        ]
+        wait = _first(view)
+        yield _culprit(
+            view, view.idle[0], Kind.NEVER_ISSUED, confidence=0.6, because=because, wait=wait
+        )
+
+
+def _gave_up_early(view: LogView) -> Iterator[Culprit]:
+    """One rank timed out in a call in which the others had more time and only lost it."""
+    for place in sorted({(w.group, w.seq) for w in view.waits}):
+        works = {w.rank: w.work for w in view.waits if (w.group, w.seq) == place and w.work}
+        limits = {rank: work.timeout_ms for rank, work in works.items() if work.timeout_ms}
+        least = min(limits.values(), default=0)
+        early = [rank for rank, limit in limits.items() if limit == least]
+        others = [rank for rank in limits if rank not in early]
+        timed_out = [rank for rank in limits if works[rank].ran_ms is not None]
+        if len(early) == 1 and len(others) >= 2 and timed_out == early:
+            more = min(limits[rank] or 0 for rank in others)
+            text = f"Rank {early[0]} gave up after {least} ms; the others allow {more} ms or more."
+            wait = next(w for w in view.waits if w.rank == early[0])
+            yield _culprit(
+                view, early[0], Kind.ONE_SIDED_TIMEOUT, confidence=0.65, because=[text], wait=wait
+            )
+
+
 RULES: tuple[Callable[[LogView], Iterator[Culprit]], ...] = (
     _exited,
     _absent_at_setup,
@@ -212,6 +250,8 @@ RULES: tuple[Callable[[LogView], Iterator[Culprit]], ...] = (
     _fewer_calls,
     _odd_call,
     _left_p2p,
+    _before_p2p,
+    _gave_up_early,
 )
 
 
@@ -239,6 +279,8 @@ def _late(view: LogView, rank: int, wait: Wait, waiters: list[int]) -> list[str]
     log = view.book.ranks.get(rank)
     if log is None:
         return [*said, f"The desync report says so; there are no lines of rank {rank} itself."]
+    if log.raised is not None and not log.raised.is_communication:
+        said.append(f"It raised {log.raised.text!r} and is still alive.")
     at = next((g.frontier for g in log.groups if g.name == wait.group), None)
     if at is not None:
         said.append(

@@ -65,7 +65,7 @@ _ANSWERED = re.compile(
 _SIGNALLED = re.compile(r"collective timeout from +rank (\d+)")
 _REMOTE_EXIT = re.compile(
     r"remote process exited|ncclRemoteError|Connection closed by (?:remote )?peer"
-    r"|Connection reset by peer"
+    r"|Connection reset by peer|failed to recv, got 0 bytes|TCPStore server has shut down"
 )
 _COMMUNICATION = re.compile(
     r"NCCL (?:error|communicator)|nccl\w*Error|DistBackendError|DistNetworkError|DistStoreError"

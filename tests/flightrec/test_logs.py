@@ -277,3 +277,56 @@ def test_the_rank_is_taken_from_usual_file_names_only(name, rank):
 
 def test_ordinary_training_output_is_not_taken_for_a_watchdog_log():
     assert not looks_like_log("step 1 loss 3.2\nstep 2 loss 3.1\n[rank0] saved checkpoint")
+
+
+def test_who_waits_in_a_barrier_while_others_reduce_ran_out_of_input():
+    lines = [(TORCH_2_1 + "\n" + TORCH_2_5).format(r=r) for r in range(4)]
+    lines[3] = lines[3].replace("ALLREDUCE", "BARRIER")
+    files = [(f"rank{r}.log", line.splitlines()) for r, line in enumerate(lines)]
+    assert guilty(diagnose_logs(read_logs(files))) == [(3, Kind.UNEVEN_INPUTS)]
+
+
+def test_a_rank_with_a_shorter_time_out_gave_up_alone():
+    early = TORCH_2_1.replace("1800000", "7000").replace("1800116", "7016")
+    lost = (
+        "[rank{r}]:[E1130 21:11:27.6 ProcessGroupNCCL.cpp:612] [Rank {r}] Collective WorkNCCL("
+        "SeqNum=11, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=90000) raised the "
+        "following async exception: NCCL error: remote process exited or there was a network error"
+    )
+    lines = [((early if r == 2 else lost) + "\n" + TORCH_2_5).format(r=r) for r in range(4)]
+    files = [(f"rank{r}.log", line.splitlines()) for r, line in enumerate(lines)]
+    assert guilty(diagnose_logs(read_logs(files))) == [(2, Kind.ONE_SIDED_TIMEOUT)]
+
+
+def test_the_stage_that_waits_in_nothing_holds_up_a_pipeline():
+    recv = (TORCH_2_1 + "\n" + TORCH_2_5).replace("ALLREDUCE", "RECV")
+    files = [(f"rank{r}.log", recv.format(r=r).splitlines()) for r in (0, 1, 3)]
+    files.append(("rank2.log", [IDLE_2_5.format(r=2).replace("work: 10", "work: 40")]))
+    assert guilty(diagnose_logs(read_logs(files))) == [(2, Kind.NEVER_ISSUED)]
+
+
+def test_survivors_that_only_raise_still_point_to_the_silent_rank():
+    trace = [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 9, in step',
+        "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4242",
+    ]
+    files = [(f"rank{r}.log", trace) for r in (0, 1, 3)]
+    report = diagnose_logs(read_logs([*files, ("rank2.log", ["step 3 loss 1.2"])]))
+    assert guilty(report) == [(2, Kind.DIED)]
+
+
+def test_a_handled_exception_of_a_rank_that_is_still_alive_is_no_death():
+    trace = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 'x'"]
+    files = [(f"rank{r}.log", [TORCH_2_5.format(r=r)]) for r in (0, 1, 3)]
+    files.append(("rank2.log", [*trace, IDLE_2_5.format(r=2)]))
+    report = diagnose_logs(read_logs(files))
+    assert guilty(report) == [(2, Kind.NEVER_ISSUED)]
+    assert any("KeyError" in text for text in report.culprits[0].because)
+
+
+def test_ranks_that_wait_in_different_calls_are_told_as_such():
+    lines = [TORCH_2_1.format(r=r).replace("SeqNum=11", f"SeqNum={11 + r}") for r in (0, 3)]
+    report = verdict_on(*lines)
+    assert report.verdict is Verdict.UNDECIDED
+    assert "rank 0 in #11, rank 3 in #14" in report.summary
