@@ -86,11 +86,22 @@ def _read(found: dict[str, str], notes: tuple[str, ...]) -> Beside:
         exits += read_exits(_text(path), source=path)
     evidence = Evidence(
         exits=_one_each(exits),
-        stacks=tuple(sorted(set(stacks), key=lambda s: (s.rank, s.thread, str(s.frames)))),
+        stacks=tuple(_once(stacks)),
         ras=tuple(_merged(ras)),
         notes=notes,
     )
     return Beside(evidence=evidence, book=book, files=frozenset(found))
+
+
+def _once(stacks: Iterable[Stack]) -> Iterator[Stack]:
+    """Each stack once: py-spy and the process itself may tell of the same one, with the functions
+    named in two ways."""
+    seen = set()
+    for stack in sorted(set(stacks), key=lambda s: (s.rank, s.thread, str(s.frames))):
+        lines = stack.rank, stack.thread, tuple((f.filename, f.line) for f in stack.frames)
+        if lines not in seen:
+            seen.add(lines)
+            yield stack
 
 
 def _one_each(exits: Iterable[Exit]) -> tuple[Exit, ...]:

@@ -83,6 +83,12 @@ _BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 _SETUP = re.compile(r"setting up NCCL communicator and retr\w+ ncclUniqueId from \[(\d+)\]")
 _CLIENTS = re.compile(r"(\d+)/(\d+) clients joined")
 _WORLD = re.compile(r"\b(?:world_size|WORLD_SIZE|nranks|nRanks)[\s=:]+(\d+)\b")
+_TOKENS = (  # each pattern above needs one of these, or follows a line that has one
+    *("NCCL", "Work", "[PG ", "ast enqueued", "dump", "remote process", "onnection ", "Traceback"),
+    *("failed to recv", "TCPStore", "finished collective", "local_rank", "exitcode", "Root Cause"),
+    *("monitoredBarrier", "clients joined", "world_size", "WORLD_SIZE", "nranks", "nRanks"),
+    *("Stack trace of", "ncclRemoteError"),
+)
 _FILE_RANK = (
     re.compile(r"(?:^|[^a-z])rank[_\-.]?(\d+)(?:\D|$)", re.IGNORECASE),
     re.compile(r"attempt_\d+/(\d+)/std(?:err|out)\.log$"),
@@ -102,6 +108,11 @@ def looks_like_log(text: str) -> bool:
     """Say whether `text` has a line that this reader understands."""
     marks = (_WORK, _STATUS, _ANSWERED, _REMOTE_EXIT, _BARRIER, _SETUP, _CLIENTS, _TABLE_RANK)
     return any(mark.search(text) for mark in marks)
+
+
+def _may_matter(line: str) -> bool:
+    """A cheap look before the patterns: training output is a million times more than the rest."""
+    return any(token in line for token in _TOKENS)
 
 
 def is_echo(text: str) -> bool:
@@ -159,6 +170,8 @@ class _Scan:
 
     def line(self, raw: str) -> None:
         self.lines += 1
+        if self._frames is None and self._trace is None and not _may_matter(raw):
+            return
         text = _ANSI.sub("", raw.rstrip("\n"))
         self._continue_stack(text)
         rank = self._rank_of(text)
