@@ -11,7 +11,7 @@ from flightrec.model import Verdict
 from flightrec.synth import synthesize, write_dumps
 
 sys.path.insert(0, str(Path(__file__).parent))
-from jobs import random_case
+from random_cases import random_case
 
 CASES = 60
 
