@@ -48,7 +48,7 @@ def read_dump(data: bytes) -> Dump:
     """Return the dump in `data`, a pickle or JSON. Raises BadDump if it is neither."""
     reducer, top, problems = _read(data)
     if isinstance(top, list):
-        top = {"entries": top}
+        top = {"entries": top} if any(isinstance(e, dict) for e in top) else None
     if not isinstance(top, dict) or not (reducer.seq or _looks_like_dump(top)):
         raise BadDump("the content is not a flight-recorder dump")
     entries = top.get("entries")
