@@ -17,12 +17,14 @@ from flightrec.model import (
     Culprit,
     Evidence,
     Finding,
+    Kind,
     Records,
     Report,
     Verdict,
 )
 from flightrec.outcome import advice, lacking_evidence, summary_of, with_evidence
 from flightrec.roots import root_suspects
+from flightrec.stalls import gave_up_early
 from flightrec.stragglers import straggler_suspects
 from flightrec.suspects import Case, Suspect
 from flightrec.waits import Key, Waits, who_waits
@@ -39,7 +41,8 @@ def diagnose(records: Records, evidence: Evidence) -> Report:
     waits = who_waits(records, case.lanes, parted)
     suspects = _mismatches(case, divergences, roots, waits)
     more, findings = root_suspects(case, waits, parted, evidence)
-    suspects = suspects + more or _faint(case, divergences, waits)
+    suspects += _unless_limits_differ(case, waits, more)
+    suspects = _unless_sites_tell(case, divergences, waits, suspects)
     culprits = tuple(_culprit(case, s, evidence) for s in _ranked(suspects, waits))
     lacking = lacking_evidence(case, divergences, waits, findings) if not culprits else ()
     verdict = Verdict.FAULT if culprits else Verdict.UNDECIDED if lacking else Verdict.HEALTHY
@@ -91,10 +94,29 @@ def _mismatches(
     return suspects + clash_suspects(case, waits.channels, hanging)
 
 
-def _faint(case: Case, divergences: Sequence[Divergence], waits: Waits) -> list[Suspect]:
-    """What is believed only when nothing stronger speaks."""
-    suspects = site_suspects(case, divergences, _hanging(waits))
-    return suspects if suspects or waits.blocked else straggler_suspects(case)
+def _unless_limits_differ(case: Case, waits: Waits, suspects: list[Suspect]) -> list[Suspect]:
+    """A rank that gives up long before the others is the fault, whomever they all wait for."""
+    keys = {key for key in map(waits.key, waits.blocked) if key.owner < 0}
+    early = [
+        suspect
+        for key in sorted(keys)
+        for suspect in gave_up_early(case, key.group, key.seq, waits.standing(key))
+    ]
+    groups = {suspect.group for suspect in early}
+    return early + [suspect for suspect in suspects if suspect.group not in groups]
+
+
+def _unless_sites_tell(
+    case: Case, divergences: Sequence[Divergence], waits: Waits, suspects: list[Suspect]
+) -> list[Suspect]:
+    """What only shows in call sites or durations is believed when nothing stronger speaks. A call
+    that some completed and some did not may also come from a wrong root."""
+    if any(suspect.kind is not Kind.DEVICE_STALL for suspect in suspects):
+        return suspects
+    by_site = site_suspects(case, divergences, _hanging(waits))
+    if by_site or suspects or waits.blocked:
+        return by_site or suspects
+    return straggler_suspects(case)
 
 
 def _hanging(waits: Waits) -> dict[int, int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from flightrec.lanes import P2P, Lane
 from flightrec.model import Kind
 from flightrec.suspects import Case, Suspect, shown
+from flightrec.tokens import canonical
 from flightrec.waits import Key
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1 at the next run: dumps then tell which device started the call"
@@ -18,19 +19,17 @@ def held_up(case: Case, group: int, seq: int) -> list[Suspect]:
     lanes = case.lanes.of[group]
     done = sorted(rank for rank, lane in lanes.items() if _has_ended(lane, seq))
     waiting = sorted(set(lanes) - set(done))
-    short = _shortest_timeout(case, group, seq, waiting)
-    if short is not None:
-        because = "its time limit for the call is shorter than that of every other member"
-        return [_suspect(case, short, Kind.ONE_SIDED_TIMEOUT, group, seq, (because,), 0.6)]
     if done and len(waiting) <= len(done):
-        because = f"ranks {shown(done)} completed the call, its device did not"
+        if _is_rooted(case, group, seq):
+            return []  # whoever passes another root leaves an innocent one waiting
+        because = f"all members called; ranks {shown(done)} completed the call, its device did not"
         return [
             _suspect(case, rank, Kind.DEVICE_STALL, group, seq, (because,), 0.8) for rank in waiting
         ]
     started = [rank for rank in waiting if _has_started(lanes[rank], seq)]
     idle = [rank for rank in waiting if rank not in started]
     if started and idle:
-        because = f"ranks {shown(started)} started the call on their device, it did not"
+        because = f"all members called; the devices of ranks {shown(started)} started, its did not"
         return [
             _suspect(case, rank, Kind.DEVICE_STALL, group, seq, (because,), 0.85) for rank in idle
         ]
@@ -75,7 +74,7 @@ def _suspect(
         call=call,
         site=site,
         confidence=confidence,
-        because=("every member made the call on the host", *because),
+        because=because,
     )
 
 
@@ -92,14 +91,27 @@ def _has_started(lane: Lane, seq: int) -> bool:
     return lane.position(seq) in lane.started
 
 
-def _shortest_timeout(case: Case, group: int, seq: int, ranks: Iterable[int]) -> int | None:
-    """The one rank with a shorter time limit than all others, which all have the same."""
-    limits = {}
-    for rank in case.lanes.of[group]:
+def _is_rooted(case: Case, group: int, seq: int) -> bool:
+    call, _ = case.call_at(group, seq)
+    return canonical(case.op(call)) in ("broadcast", "reduce", "gather", "scatter")
+
+
+def gave_up_early(case: Case, group: int, seq: int, waiting: Iterable[int]) -> list[Suspect]:
+    """The one waiting rank whose time limit for the call is below half of all others' limit."""
+    limits: dict[int, int] = {}
+    for rank in sorted(case.lanes.of[group]):
         call, _ = case.call_at(group, seq, of=rank)
-        limits[rank] = case.records.calls[call].timeout_ms if call >= 0 else None
-    values = {limit for limit in limits.values() if limit is not None}
-    if len(values) != 2 or None in limits.values():
-        return None
-    short = [rank for rank, limit in limits.items() if limit == min(values)]
-    return short[0] if len(short) == 1 and len(limits) > 2 and short[0] in set(ranks) else None
+        limit = case.records.calls[call].timeout_ms if call >= 0 else None
+        if limit is not None:
+            limits[rank] = limit
+    values = sorted(set(limits.values()))
+    short = [rank for rank, limit in limits.items() if limit == values[0]]
+    if len(limits) < 3 or len(values) != 2 or len(short) != 1 or 2 * values[0] > values[1]:
+        return []
+    if short[0] not in set(waiting):
+        return []
+    because = (
+        f"its time limit for the call is {values[0]} ms, that of all others {values[1]} ms: "
+        "it gives up while they still wait"
+    )
+    return [_suspect(case, short[0], Kind.ONE_SIDED_TIMEOUT, group, seq, (because,), 0.7)]
