@@ -1,0 +1,175 @@
+"""Decide whether what the participants of a save wrote makes a whole step, or who must write more.
+
+Pure: every daemon that sees the same parts decides the same, so no participant leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ckpt.boxes import Box, missing_elements, overlap, subtract, whole
+from ckpt.manifest import File, Piece, Tensor
+from ckpt.plan import FilePlan, Item, Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one participant wrote of a step: some files of its layout, and its plain values."""
+
+    index: int
+    layout: Layout
+    files: Mapping[int, File]
+    plain: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """Every tensor is covered: the step can be committed."""
+
+    files: tuple[File, ...]
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """These participants hold what is missing and should write these files of their layouts."""
+
+    files: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """These participants have not said what they hold or wrote."""
+
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Impossible:
+    """Nobody who is alive can complete this step."""
+
+    reason: str
+
+
+def assemble(
+    parts: Mapping[int, Part],
+    *,
+    count: int,
+    dead: Mapping[int, Layout | None],
+) -> Whole | Fill | Waiting | Impossible:
+    """Decide about a step of `count` participants. `dead` ones write no more; their layouts say
+    what they held, None that nobody knows."""
+    missing = tuple(i for i in range(count) if i not in parts and i not in dead)
+    if missing:
+        return Waiting(missing=missing)
+    unknown = [i for i in dead if i not in parts and dead[i] is None]
+    if unknown:
+        return Impossible(reason=f"participants {unknown} died and nobody knows what they held")
+    layouts = {i: p.layout for i, p in parts.items()} | {
+        i: known for i, known in dead.items() if known is not None and i not in parts
+    }
+    shapes = _shapes(layouts)
+    if isinstance(shapes, Impossible):
+        return shapes
+    files, pieces = _written(parts)
+    gaps = {
+        name: boxes
+        for name, (_, shape) in shapes.items()
+        if (boxes := _gaps(shape, pieces.get(name, ())))
+    }
+    if gaps:
+        return _fill(parts, gaps, alive=[i for i in sorted(parts) if i not in dead])
+    tensors = {
+        name: Tensor(dtype, shape, tuple(pieces.get(name, {}).values()))
+        for name, (dtype, shape) in shapes.items()
+    }
+    return Whole(files=files, tensors=tensors)
+
+
+def _shapes(
+    layouts: Mapping[int, Layout],
+) -> dict[str, tuple[str, tuple[int, ...]]] | Impossible:
+    """Type and global shape by name; participants must agree on them."""
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    seen: set[str] = set()
+    for index in sorted(layouts):
+        if layouts[index].digest in seen:
+            continue
+        seen.add(layouts[index].digest)
+        for item in _items(layouts[index]):
+            mine = (item.dtype, item.shape)
+            other = shapes.setdefault(item.name, mine)
+            if other != mine:
+                return Impossible(
+                    reason=f"{item.name} is {mine[0]}{list(mine[1])} on participant {index} and "
+                    f"{other[0]}{list(other[1])} on another"
+                )
+    return shapes
+
+
+def _items(layout: Layout) -> Iterable[Item]:
+    return (member.item for file in layout.files for member in file.members)
+
+
+def _written(parts: Mapping[int, Part]) -> tuple[tuple[File, ...], dict[str, dict[Box, Piece]]]:
+    """All files, and by name the pieces in them; of two equal boxes the first counts."""
+    files: list[File] = []
+    pieces: dict[str, dict[Box, Piece]] = {}
+    for index in sorted(parts):
+        part = parts[index]
+        for number in sorted(part.files):
+            for member in part.layout.files[number].members:
+                item = member.item
+                piece = Piece(len(files), member.offset, item.nbytes, *item.box)
+                pieces.setdefault(item.name, {}).setdefault(item.box, piece)
+            files.append(part.files[number])
+    return tuple(files), pieces
+
+
+def _gaps(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[Box]:
+    """What of a tensor of `shape` is in no box."""
+    boxes = tuple(boxes)
+    full = whole(shape)
+    if full in boxes or not missing_elements(shape, boxes):
+        return []
+    left = [full]
+    for box in boxes:
+        left = [rest for part in left for rest in subtract(part, box)]
+    return left
+
+
+def _fill(
+    parts: Mapping[int, Part], gaps: Mapping[str, list[Box]], *, alive: Iterable[int]
+) -> Fill | Impossible:
+    left = {name: list(boxes) for name, boxes in gaps.items()}
+    asked: dict[int, list[int]] = {}
+    for index in alive:
+        for number, file in enumerate(parts[index].layout.files):
+            if number not in parts[index].files and _helps(file, left):
+                asked.setdefault(index, []).append(number)
+                _take(file, left)
+    if left:
+        return Impossible(reason=f"{len(left)} tensors have parts that died, such as {min(left)}")
+    return Fill(files={i: tuple(numbers) for i, numbers in asked.items()})
+
+
+def _helps(file: FilePlan, left: Mapping[str, list[Box]]) -> bool:
+    return any(
+        overlap(m.item.box, gap) is not None
+        for m in file.members
+        for gap in left.get(m.item.name, ())
+    )
+
+
+def _take(file: FilePlan, left: dict[str, list[Box]]) -> None:
+    for member in file.members:
+        boxes = left.get(member.item.name)
+        if boxes is None:
+            continue
+        rest = [r for gap in boxes for r in subtract(gap, member.item.box)]
+        if rest:
+            left[member.item.name] = rest
+        else:
+            del left[member.item.name]
