@@ -7,12 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
 
+from ckpt.stores.coalesce import Batch, Read, coalesce
 from ckpt.stores.errors import ObjectMissing, StoreTimeout
+
+__all__ = ["Buffer", "Capabilities", "Limits", "ObjectInfo", "Outcome", "Read", "Store", "Upload"]
 
 ALIGNMENT = 4096
 Buffer = bytes | bytearray | memoryview
@@ -34,7 +37,8 @@ class Outcome(enum.Enum):
 class Limits:
     """How long, how often and how wide. These hold whatever the client library does."""
 
-    request_timeout_s: float = 30.0  # one request of at most part_bytes, from connect to last byte
+    stall_timeout_s: float = 20.0  # nothing was sent or received for so long
+    request_timeout_s: float = 120.0  # one request of at most part_bytes, connect to last byte
     operation_timeout_s: float = 600.0  # one call of a Store method, all its tries together
     tries_max: int = 6  # of one request
     connections_max: int = 16
@@ -56,15 +60,6 @@ class ObjectInfo:
     key: str
     size_bytes: int
     modified_s: float  # seconds since 1970 by the store's clock; 0.0 when it does not say
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """Fill `into` with the bytes of `key` from `offset` on."""
-
-    key: str
-    offset: int
-    into: memoryview = field(repr=False)
 
 
 class Upload(ABC):
@@ -109,6 +104,7 @@ class Store(ABC):
 
     url: str
     limits: Limits
+    gap_bytes_max = ALIGNMENT  # reads with at most this between them become one request
 
     def __init__(self, url: str, limits: Limits | None = None) -> None:
         self.url = url
@@ -152,20 +148,23 @@ class Store(ABC):
         """Try once, under a key of our own, whether conditional puts hold. The answer is kept."""
 
     @abstractmethod
-    def _read(self, read: Read) -> None:
-        """Fill one buffer of at most part_bytes, with tries and deadline."""
+    def _read(self, batch: Batch) -> None:
+        """Fill the buffers of one request, with tries and deadline."""
 
     def get_many(self, reads: Iterable[Read]) -> None:
-        """Fill all these buffers, `connections_max` at a time, large ones in parts.
+        """Fill all these buffers, `connections_max` requests at a time.
 
-        Raises the first failure after the reads under way have ended, so that no thread writes
-        into the caller's memory any more once this returns.
+        Neighbours go together and large reads in parts, so 20,000 small reads are cheap. Raises
+        the first failure after the reads under way have ended, so that no thread writes into the
+        caller's memory any more once this returns.
         """
-        parts = [part for read in reads for part in split_read(read, self.limits.part_bytes)]
-        if len(parts) == 1:
-            self._read(parts[0])
-        elif parts:
-            self.run_parallel([partial(self._read, part) for part in parts])
+        batches = coalesce(
+            reads, part_bytes=self.limits.part_bytes, gap_bytes_max=self.gap_bytes_max
+        )
+        if len(batches) == 1:
+            self._read(batches[0])
+        elif batches:
+            self.run_parallel([partial(self._read, batch) for batch in batches])
 
     def get_into(self, key: str, into: memoryview, *, offset: int = 0) -> None:
         """Fill `into` from `offset` on, in parallel parts."""
@@ -223,15 +222,3 @@ class Store(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def split_read(read: Read, part_bytes: int) -> Iterator[Read]:
-    """One read as reads of at most `part_bytes`.
-
-    >>> [(r.offset, len(r.into)) for r in split_read(Read(key="k", offset=1,
-    ...     into=memoryview(bytearray(5))), 2)]
-    [(1, 2), (3, 2), (5, 1)]
-    """
-    into = read.into.cast("B")
-    for start in range(0, len(into), part_bytes):
-        yield Read(key=read.key, offset=read.offset + start, into=into[start : start + part_bytes])
