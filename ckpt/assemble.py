@@ -70,10 +70,10 @@ def assemble(
     layouts = {i: p.layout for i, p in parts.items()} | {
         i: known for i, known in dead.items() if known is not None and i not in parts
     }
-    shapes = _shapes(layouts)
+    shapes = shapes_of(layouts)
     if isinstance(shapes, Impossible):
         return shapes
-    files, pieces = _written(parts)
+    files, pieces = written(parts)
     gaps = {
         name: boxes
         for name, (_, shape) in shapes.items()
@@ -81,14 +81,25 @@ def assemble(
     }
     if gaps:
         return _fill(parts, gaps, alive=[i for i in sorted(parts) if i not in dead])
+    return Whole(files=files, tensors=tensors_of(shapes, pieces, layouts.values()))
+
+
+def tensors_of(
+    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
+    pieces: Mapping[str, Mapping[Box, Piece]],
+    layouts: Iterable[Layout],
+) -> dict[str, Tensor]:
+    """Every tensor with its pieces; second names share the pieces of the first."""
     tensors = {
         name: Tensor(dtype, shape, tuple(pieces.get(name, {}).values()))
         for name, (dtype, shape) in shapes.items()
     }
-    return Whole(files=files, tensors=tensors)
+    for layout in layouts:
+        tensors |= {name: tensors[target] for name, target in layout.aliases}
+    return tensors
 
 
-def _shapes(
+def shapes_of(
     layouts: Mapping[int, Layout],
 ) -> dict[str, tuple[str, tuple[int, ...]]] | Impossible:
     """Type and global shape by name; participants must agree on them."""
@@ -113,7 +124,7 @@ def _items(layout: Layout) -> Iterable[Item]:
     return (member.item for file in layout.files for member in file.members)
 
 
-def _written(parts: Mapping[int, Part]) -> tuple[tuple[File, ...], dict[str, dict[Box, Piece]]]:
+def written(parts: Mapping[int, Part]) -> tuple[tuple[File, ...], dict[str, dict[Box, Piece]]]:
     """All files, and by name the pieces in them; of two equal boxes the first counts."""
     files: list[File] = []
     pieces: dict[str, dict[Box, Piece]] = {}

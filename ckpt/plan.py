@@ -24,11 +24,11 @@ FILE_BYTES_MIN, FILE_BYTES_MAX, FILES_PER_SAVE = 256 << 20, 4 << 30, 32
 
 
 class Share(NamedTuple):
-    """A class of tensors of which `count` participants hold equal copies. `label` is the same on
+    """A class of tensors of which `copies` participants hold equal copies. `label` is the same on
     all of them; which of the copies a participant has is no part of the layout."""
 
     label: str
-    count: int
+    copies: int
 
 
 ALONE = Share("", 1)
@@ -77,10 +77,11 @@ class FilePlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All files of what one participant holds."""
+    """All files of what one participant holds. `aliases` are second names of the same bytes."""
 
     files: tuple[FilePlan, ...]
     digest: str
+    aliases: tuple[tuple[str, str], ...] = ()
 
     @property
     def pool_offsets(self) -> tuple[int, ...]:
@@ -99,15 +100,20 @@ class Layout:
         return sum(m.item.nbytes for f in self.files for m in f.members)
 
 
-def plan(items: Sequence[Item], *, file_bytes_max: int | None = None) -> Layout:
+def plan(
+    items: Sequence[Item],
+    *,
+    aliases: Sequence[tuple[str, str]] = (),
+    file_bytes_max: int | None = None,
+) -> Layout:
     """Lay out `items`. The same items in the same order give the same layout on every host."""
     limit = file_bytes_max or file_bytes_for(sum(i.nbytes for i in items))
     files: list[FilePlan] = []
     for share in sorted({i.share for i in items}):
         mine = [i for i in items if i.share == share]
-        for owner, part in enumerate(deal(mine, share.count, limit)):
+        for owner, part in enumerate(deal(mine, share.copies, limit)):
             files += [_file(share, owner, group) for group in pack(part, limit)]
-    return Layout(files=tuple(files), digest=_digest(files))
+    return Layout(files=tuple(files), digest=_digest(files, aliases), aliases=tuple(aliases))
 
 
 def file_bytes_for(total: int) -> int:
@@ -202,11 +208,11 @@ def safetensors_header(
     return len(text).to_bytes(8, "little") + text
 
 
-def _digest(files: Sequence[FilePlan]) -> str:
+def _digest(files: Sequence[FilePlan], aliases: Sequence[tuple[str, str]]) -> str:
     """What two participants with equal layouts have in common; file contents are no part of it."""
-    hasher = xxhash.xxh3_128()
+    hasher = xxhash.xxh3_128(repr(tuple(aliases)).encode())
     for file in files:
-        hasher.update(f"{file.share.label}\0{file.share.count}\0{file.owner}\0".encode())
+        hasher.update(f"{file.share.label}\0{file.share.copies}\0{file.owner}\0".encode())
         hasher.update(file.header)
         shapes = [(m.item.dtype, m.item.shape, m.item.box) for m in file.members]
         hasher.update(repr(shapes).encode())
@@ -217,6 +223,7 @@ def layout_to_json(layout: Layout) -> dict[str, object]:
     """What a daemon and other participants need: no headers, those are in the file images."""
     return {
         "digest": layout.digest,
+        "aliases": layout.aliases,
         "files": [[*f.share, f.owner, f.data_start, f.size] for f in layout.files],
         "members": [
             [index, m.item.name, m.item.dtype, m.item.shape, *m.item.box, m.offset]
@@ -236,8 +243,7 @@ def layout_from_json(content: Mapping[str, list]) -> Layout:  # type: ignore[typ
         members[index].append(Member(item, offset))
     files = [
         FilePlan(Share(label, count), owner, start, size, tuple(parts))
-        for (label, count, owner, start, size), parts in zip(
-            content["files"], members, strict=True
-        )
+        for (label, count, owner, start, size), parts in zip(content["files"], members, strict=True)
     ]
-    return Layout(files=tuple(files), digest=str(content["digest"]))
+    aliases = tuple((name, target) for name, target in content["aliases"])
+    return Layout(files=tuple(files), digest=str(content["digest"]), aliases=aliases)

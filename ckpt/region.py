@@ -1,4 +1,4 @@
-"""Shared memory that trainer and daemon both map: no name, so nothing is left when both are gone."""
+"""Shared memory that trainer and daemon both map: no name, so nothing stays behind."""
 
 from __future__ import annotations
 

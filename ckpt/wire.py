@@ -45,7 +45,7 @@ class Channel:
             if size > MESSAGE_BYTES_MAX or fd_count != len(fds):
                 raise ConnectionError(f"message of {size} bytes with {len(fds)} descriptors")
             return json.loads(self._receive_exactly(size)), fds
-        except ConnectionError:
+        except OSError:  # closed on either end
             return None
 
     def close(self) -> None:
@@ -85,4 +85,5 @@ class Channel:
 def peer_uid(sock: socket.socket) -> int:
     """The user at the other end of a Unix socket, as the kernel says."""
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", packed)[1]
+    uid: int = struct.unpack("3i", packed)[1]
+    return uid

@@ -20,7 +20,13 @@ MAY_IMPORT = {
     | {"botocore", "obstore", "click", "xxhash", "aiohttp", "prometheus_client"},
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
 }
-PURE = {"lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py", "ckpt/boxes.py", "ckpt/manifest.py"}
+PURE = {
+    "lighthouse/quorum.py",
+    "lighthouse/core.py",
+    "ckpt/plan.py",
+    "ckpt/boxes.py",
+    "ckpt/manifest.py",
+}
 PURE |= {"ckpt/assemble.py"}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}

@@ -1,1 +1,1 @@
-"""The upload daemon: one per host, outlives trainers, holds their staged steps. Imports no torch."""
+"""The upload daemon: one per host, outlives trainers, holds their staged steps."""

@@ -27,8 +27,9 @@ from ftcore.base.log import event
 from ftcore.base.retry import backoff
 
 if TYPE_CHECKING:
-    from ckpt.daemon.host import Host, Target
+    from ckpt.daemon.host import Host
     from ckpt.daemon.jobs import Job
+    from ckpt.daemon.target import Target
 
 log = logging.getLogger(__name__)
 

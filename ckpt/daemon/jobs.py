@@ -11,9 +11,10 @@ from functools import partial
 
 from ckpt.assemble import Part
 from ckpt.daemon.commit import Committer
-from ckpt.daemon.host import Host, Target
+from ckpt.daemon.host import Host
 from ckpt.daemon.memory import Slot
 from ckpt.daemon.orders import Hello, Order
+from ckpt.daemon.target import Target
 from ckpt.errors import CheckpointError, SaveFailed
 from ckpt.hashing import chunk_digests, content_name
 from ckpt.manifest import File, step_directory
@@ -47,10 +48,15 @@ class Job:
         self._staged: dict[int, int] = {}
         self._hashed: dict[int, Future[File]] = {}
         self._cancelled = ""
+        self._begun = False
         self._written: dict[int, set[str]] = {}
         targets = [host.target(d) for d in hello.destinations if d.url not in order.durable_at]
         self._left = len(targets)
-        self._threads = [threading.Thread(target=self._run, args=(t,)) for t in targets]
+        tickets = [t.turns.ticket(hello.run, order.index) for t in targets]
+        self._threads = [
+            threading.Thread(target=self._run, args=pair, name="ckpt-job")
+            for pair in zip(targets, tickets, strict=True)
+        ]
         self._targets = targets
         slot.busy += 1
 
@@ -96,6 +102,11 @@ class Job:
             self._cancelled = reason
             self._changed.notify_all()
 
+    def try_replace(self) -> bool:
+        """Whether no destination has begun with this save, so that a newer one may replace it."""
+        with self._changed:
+            return not self._begun
+
     @property
     def is_sealed(self) -> bool:
         return self.plain is not None
@@ -114,34 +125,39 @@ class Job:
         self.host.metrics.observe("hash", "memory", len(image), time.monotonic() - started)
         return File(key, len(image), digests)
 
-    def _run(self, target: Target) -> None:
+    def _run(self, target: Target, ticket: int) -> None:
         """The life of this save at one destination."""
         url, order = target.destination.url, self.order
         committer = Committer(self, target)
         try:
-            self.host.check_fence(target, self.hello)
-            files = self._write_all(target, self.owned)
-            self._await(lambda: self.plain is not None)
-            part = Part(
-                index=order.index,
-                layout=self.layout,
-                files=files,
-                plain=self.plain or "",
-                metrics=order.metrics,
-            )
-            stored = committer.commit(part)
+            with target.turns.take(self.hello.run, order.index, ticket):
+                stored = self._save_to(target, committer)
         except Exception as error:
             self._fail(target, error)
         else:
             seconds = time.monotonic() - self.started_s
             self.host.metrics.durable(url, order.step, stored, seconds, order.created_unix_s)
             event(log, "save.durable", url=url, step=order.step, bytes=stored, seconds=seconds)
-            self._notify(
-                "durable", save_id=order.save_id, url=url, bytes=stored, seconds=seconds
-            )
+            self._notify("durable", save_id=order.save_id, url=url, bytes=stored, seconds=seconds)
             committer.clean_up()
         finally:
             self._one_done()
+
+    def _save_to(self, target: Target, committer: Committer) -> int:
+        self.check()
+        with self._changed:
+            self._begun = True
+        self.host.check_fence(target, self.hello)
+        files = self._write_all(target, self.owned)
+        self._await(lambda: self.plain is not None)
+        part = Part(
+            index=self.order.index,
+            layout=self.layout,
+            files=files,
+            plain=self.plain or "",
+            metrics=self.order.metrics,
+        )
+        return committer.commit(part)
 
     def _write_all(self, target: Target, numbers: Sequence[int]) -> dict[int, File]:
         """Write these files as they get staged."""
@@ -213,7 +229,7 @@ class Job:
         text = str(error) if isinstance(error, FtError) else f"{type(error).__name__}: {error}"
         kind = type(error).__name__
         self._notify(
-            "failed", save_id=order.save_id, url=url, error=text, kind=kind, remedy=remedy
+            "failed", save_id=order.save_id, url=url, error=text, kind_of_error=kind, remedy=remedy
         )
         if not order.resident:
             for number in range(len(self.layout.files)):
@@ -229,7 +245,7 @@ class Job:
     def _release(self) -> None:
         for future in self._hashed.values():
             future.cancel()
-        self.slot.busy -= 1
+        self.slot.release()
         self.host.job_done(self)
         self._notify("free", slot=self.slot.number, save_id=self.order.save_id)
 

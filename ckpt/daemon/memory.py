@@ -33,6 +33,18 @@ class Slot:
     region: Region
     held: Held | None = None
     busy: int = 0  # uploads that still read it
+    is_dropped: bool = False  # the last upload closes it
+
+    def release(self) -> None:
+        """One upload less reads this slot."""
+        self.busy -= 1
+        if self.is_dropped and not self.busy:
+            self.region.close()
+
+    def drop(self) -> None:
+        self.held, self.is_dropped = None, True
+        if not self.busy:
+            self.region.close()
 
 
 class MemoryTier:
@@ -46,8 +58,8 @@ class MemoryTier:
         with self._lock:
             old = self._slots.get((slot.run, slot.index, slot.number))
             self._slots[slot.run, slot.index, slot.number] = slot
-        if old is not None and not old.busy:
-            old.region.close()
+        if old is not None:
+            old.drop()
 
     def get(self, run: str, index: int, number: int) -> Slot:
         with self._lock:
@@ -68,9 +80,7 @@ class MemoryTier:
             keys = [k for k, s in self._slots.items() if (s.run, s.index) == (run, index)]
             gone = [self._slots.pop(k) for k in keys]
         for slot in gone:
-            slot.held = None
-            if not slot.busy:
-                slot.region.close()
+            slot.drop()
 
     def held_bytes(self) -> int:
         with self._lock:

@@ -133,9 +133,10 @@ class Session:
 
     def _on_cancel(self, message: Message, fds: list[int]) -> None:
         job = self._jobs.get(message["save_id"])
-        if job is not None:
-            job.slot.held = None
-            job.cancel(message["reason"])
+        if job is None or (message.get("if") == "idle" and not job.try_replace()):
+            return
+        job.slot.held = None
+        job.cancel(message["reason"])
 
     def _on_memory(self, message: Message, fds: list[int]) -> None:
         """Lend the trainer every staged step of its run on this host."""

@@ -11,7 +11,7 @@ import time
 
 from ckpt.daemon.commit import layout_note, read_layout_note
 from ckpt.daemon.orders import Destination, Hello
-from ckpt.daemon.throttle import Throttle
+from ckpt.daemon.throttle import Throttle, Turns
 from ckpt.errors import Fenced
 from ckpt.listing import newest_first, read_manifest
 from ckpt.manifest import MANIFEST_NAME, Manifest, frame, step_directory, step_of, unframe
@@ -35,6 +35,7 @@ class Target:
         self.destination = destination
         self.store: Store = open_store(destination.url, **destination.options)
         self.throttle = Throttle(destination.bytes_per_s)
+        self.turns = Turns()
         self._lock = threading.Lock()
         self._epochs: dict[str, int] = {}
         self._layouts: dict[str, Layout] = {}
@@ -170,7 +171,9 @@ class Target:
                 by_step.setdefault(step, []).append((info.key, info.modified_s))
         for step, found in by_step.items():
             manifest = self.manifest(step)
-            named = {f"{step_directory(step)}/{f.key}" for f in manifest.files} if manifest else set()
+            named = (
+                {f"{step_directory(step)}/{f.key}" for f in manifest.files} if manifest else set()
+            )
             for key, modified_s in found:
                 name = key.partition("/")[2].removeprefix("notes/")
                 session = name.partition("/")[0].partition("-")[0].rpartition(".")[0]

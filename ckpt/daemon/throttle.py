@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_BEST_EFFORT_LOWEST = (2 << 13) | 7
@@ -30,6 +32,34 @@ class Throttle:
             wait_s = self._free_at - now
         if wait_s > 0:
             time.sleep(wait_s)
+
+
+class Turns:
+    """One save at a time for each participant, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._next: dict[tuple[str, int], int] = {}
+        self._serving: dict[tuple[str, int], int] = {}
+
+    def ticket(self, run: str, index: int) -> int:
+        with self._changed:
+            number = self._next.get((run, index), 0)
+            self._next[run, index] = number + 1
+            return number
+
+    @contextlib.contextmanager
+    def take(self, run: str, index: int, ticket: int) -> Iterator[None]:
+        """Wait for the turn of `ticket`, and give it on when the block ends."""
+        key = (run, index)
+        with self._changed:
+            self._changed.wait_for(lambda: self._serving.get(key, 0) == ticket)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._serving[key] = ticket + 1
+                self._changed.notify_all()
 
 
 def lower_priority(niceness: int) -> None:

@@ -1,0 +1,177 @@
+"""Take hold of a live state: its tensors by reference, its plain values, and its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ckpt.boxes import Box
+from ckpt.plan import Item, Layout, Member, Share, plan
+from ftcore.statedict import FlatState, flatten
+from ftcore.statedict.entries import Entry
+
+try:
+    from torch.distributed.tensor import DTensor, Replicate
+except ImportError:
+    DTensor = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which participant of a save this process is. Groups are replicas of each other."""
+
+    rank: int = 0
+    ranks: int = 1
+    group: int = 0
+    groups: int = 1
+
+    @property
+    def index(self) -> int:
+        return self.group * self.ranks + self.rank
+
+    @property
+    def count(self) -> int:
+        return self.ranks * self.groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerRank:
+    """State that each rank has of its own, such as random generators and data loaders. It is
+    stored once per rank; a rank that has none in a checkpoint of another size keeps what it has."""
+
+    value: Any
+
+
+def per_rank(value: Any) -> PerRank:
+    """Mark a value of the state as this rank's own."""
+    return PerRank(value=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A state at one moment. Tensors are live until they are staged."""
+
+    flat: FlatState
+    layout: Layout
+    sources: Mapping[str, tuple[torch.Tensor, Box]]
+    copies: Mapping[str, int]
+
+    def source(self, member: Member) -> torch.Tensor:
+        """The live part of a tensor that belongs to `member`."""
+        tensor, box = self.sources[member.item.name]
+        if box == member.item.box:
+            return tensor
+        for dim, (at, length) in enumerate(zip(*member.item.box, strict=True)):
+            tensor = tensor.narrow(dim, at - box.offsets[dim], length)
+        return tensor
+
+
+class Planner:
+    """Captures states, and plans only when a layout differs from the last one."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        resident_bytes_max: int | None = None,
+        wave_bytes: int | None = None,
+    ) -> None:
+        self._place = place
+        self._resident_bytes_max, self._wave_bytes = resident_bytes_max, wave_bytes
+        self._key: tuple[object, ...] = ()
+        self._layout: Layout | None = None
+        self._copies: dict[str, int] = {}
+        self.plans = 0
+
+    def capture(self, state: Mapping[str, Any]) -> Captured:
+        flat = flatten(with_ranks(state, self._place))
+        entries = tuple(t.entry for t in flat.tensors)
+        if self._layout is None or entries != self._key:
+            self._layout = self._plan(flat, entries)
+            self._key = entries
+        sources = {
+            t.entry.name: (t.tensor, box_of(t.entry))
+            for t in flat.tensors
+            if t.entry.alias_of is None
+        }
+        return Captured(flat=flat, layout=self._layout, sources=sources, copies=self._copies)
+
+    def _plan(self, flat: FlatState, entries: Sequence[Entry]) -> Layout:
+        self.plans += 1
+        owners = _outer_tensors(flat)
+        self._copies = {}
+        items = []
+        for entry in entries:
+            if entry.alias_of is not None or _is_empty_shard(entry):
+                continue
+            share, copy = self._share(entry, owners.get(entry.name))
+            self._copies[share.label] = copy
+            items.append(Item(entry.name, entry.dtype, entry.global_shape, box_of(entry), share))
+        aliases = [(e.name, e.alias_of) for e in entries if e.alias_of is not None]
+        layout = plan(items, aliases=aliases)
+        limit = self._resident_bytes_max
+        if limit is not None and layout.pool_bytes > limit:
+            layout = plan(items, aliases=aliases, file_bytes_max=self._wave_bytes)
+        return layout
+
+    def _share(self, entry: Entry, outer: torch.Tensor | None) -> tuple[Share, int]:
+        place = self._place
+        if DTensor is not None and isinstance(outer, DTensor):
+            count, copy = _replicas(outer)
+            label = f"{tuple(outer.device_mesh.shape)}{outer.placements}/{place.groups}"
+            return Share(label, count * place.groups), copy + count * place.group
+        if _is_own(entry.name, place):
+            return Share(f"own/{place.groups}", place.groups), place.group
+        return Share(f"all/{place.count}", place.count), place.index
+
+
+def with_ranks(state: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """The state with per-rank values under names of their own."""
+    return {
+        key: {_rank_key(place.rank): value.value} if isinstance(value, PerRank) else value
+        for key, value in state.items()
+    }
+
+
+def _rank_key(rank: int) -> str:
+    return f"@rank{rank:05d}"
+
+
+def _is_own(name: str, place: Place) -> bool:
+    return f".{_rank_key(place.rank)}" in name
+
+
+def box_of(entry: Entry) -> Box:
+    return Box(entry.box.offset, entry.box.shape)
+
+
+def _is_empty_shard(entry: Entry) -> bool:
+    return entry.nbytes == 0 and entry.box.shape != entry.global_shape
+
+
+def _outer_tensors(flat: FlatState) -> dict[str, torch.Tensor]:
+    """The tensor of the state that each leaf was taken from."""
+    outer = flat.by_name
+    found: dict[str, torch.Tensor] = {}
+    for named in flat.tensors:
+        name = named.name
+        while name not in outer and "." in name:
+            name = name.rpartition(".")[0]
+        if name in outer:
+            found[named.name] = outer[name]
+    return found
+
+
+def _replicas(tensor: Any) -> tuple[int, int]:
+    """How many ranks hold the same shard of a DTensor, and which of them this is."""
+    count, copy = 1, 0
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    for size, at, placement in zip(
+        tensor.device_mesh.shape, coordinate, tensor.placements, strict=False
+    ):
+        if isinstance(placement, Replicate):
+            count, copy = count * size, copy * size + at
+    return count, copy
