@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt.errors import ManifestMissing
+from ckpt.errors import Corrupt, ManifestMissing
 from ckpt.manifest import MANIFEST_NAME, Manifest, manifest_key, step_of
 from ckpt.stores import Store
 from ckpt.stores.errors import ObjectMissing
@@ -22,7 +22,10 @@ def newest_first(store: Store) -> list[int]:
 def read_manifest(store: Store, step: int) -> Manifest:
     """The manifest of `step`. Raises ObjectMissing when it was never committed."""
     key = manifest_key(step)
-    return Manifest.from_bytes(store.get(key), where=f"{store.url}/{key}")
+    manifest = Manifest.from_bytes(store.get(key), where=f"{store.url}/{key}")
+    if manifest.step != step:
+        raise Corrupt(f"{store.url}/{key} is the manifest of step {manifest.step}", key=key)
+    return manifest
 
 
 def find_manifest(store: Store, step: int | None) -> Manifest:
