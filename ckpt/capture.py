@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ckpt.boxes import Box
-from ckpt.plan import Item, Layout, Member, Share, plan
+from ckpt.plan import Item, Layout, Share, plan
+from ckpt.recipe import Changed, Recipe
 from ftcore.statedict import FlatState, flatten
 from ftcore.statedict.entries import Entry
 
@@ -50,27 +51,53 @@ def per_rank(value: Any) -> PerRank:
     return PerRank(value=value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
-    """A state at one moment. Tensors are live until they are staged."""
+Cut = tuple[tuple[int, int, int], ...]  # (dimension, start, length) of a part of a tensor
 
-    flat: FlatState
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A layout, and where each member of its files comes from: an entry, whole or cut."""
+
+    entries: tuple[Entry, ...]
     layout: Layout
-    sources: Mapping[str, tuple[torch.Tensor, Box]]
+    sources: tuple[tuple[tuple[int, Cut | None], ...], ...]
     copies: Mapping[str, int]
 
-    def source(self, member: Member) -> torch.Tensor:
-        """The live part of a tensor that belongs to `member`."""
-        tensor, box = self.sources[member.item.name]
-        if box == member.item.box:
-            return tensor
-        for dim, (at, length) in enumerate(zip(*member.item.box, strict=True)):
-            tensor = tensor.narrow(dim, at - box.offsets[dim], length)
-        return tensor
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A state at one moment. `tensors` are live until they are staged, in order of the entries."""
+
+    planned: Planned
+    tensors: Sequence[torch.Tensor]
+    plain: bytes
+
+    @property
+    def layout(self) -> Layout:
+        return self.planned.layout
+
+    def names(self) -> list[str]:
+        return [entry.name for entry in self.planned.entries]
+
+    def sources(self, file: int) -> list[torch.Tensor]:
+        """The live parts of tensors that belong into a file, one for each member."""
+        tensors = self.tensors
+        return [
+            tensors[index] if cut is None else _cut(tensors[index], cut)
+            for index, cut in self.planned.sources[file]
+        ]
+
+
+def _cut(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
+    with torch.no_grad():
+        for dim, start, length in cut:
+            tensor = tensor.narrow(dim, start, length)
+    return tensor
 
 
 class Planner:
-    """Captures states, and plans only when a layout differs from the last one."""
+    """Captures states. A state of the same shape as the last one is only read; a state with the
+    same entries is not planned again."""
 
     def __init__(
         self,
@@ -81,41 +108,52 @@ class Planner:
     ) -> None:
         self._place = place
         self._resident_bytes_max, self._wave_bytes = resident_bytes_max, wave_bytes
-        self._key: tuple[object, ...] = ()
-        self._layout: Layout | None = None
-        self._copies: dict[str, int] = {}
+        self._planned: Planned | None = None
+        self._recipe: Recipe | None = None
         self.plans = 0
 
     def capture(self, state: Mapping[str, Any]) -> Captured:
-        flat = flatten(with_ranks(state, self._place))
-        entries = tuple(t.entry for t in flat.tensors)
-        if self._layout is None or entries != self._key:
-            self._layout = self._plan(flat, entries)
-            self._key = entries
-        sources = {
-            t.entry.name: (t.tensor, box_of(t.entry))
-            for t in flat.tensors
-            if t.entry.alias_of is None
-        }
-        return Captured(flat=flat, layout=self._layout, sources=sources, copies=self._copies)
+        ranked = with_ranks(state, self._place)
+        if self._recipe is not None and self._planned is not None:
+            try:
+                tensors, plain = self._recipe.read(ranked)
+            except Changed:
+                self._recipe = None
+            else:
+                return Captured(planned=self._planned, tensors=tensors, plain=plain)
+        return self._capture_anew(ranked)
 
-    def _plan(self, flat: FlatState, entries: Sequence[Entry]) -> Layout:
+    def _capture_anew(self, ranked: Mapping[str, Any]) -> Captured:
+        flat = flatten(ranked)
+        entries = tuple(t.entry for t in flat.tensors)
+        if self._planned is None or entries != self._planned.entries:
+            self._planned = self._plan(flat, entries)
+        try:
+            self._recipe = Recipe(ranked, flat)
+        except Changed:
+            self._recipe = None
+        tensors = [t.tensor for t in flat.tensors]
+        return Captured(planned=self._planned, tensors=tensors, plain=flat.plain)
+
+    def _plan(self, flat: FlatState, entries: tuple[Entry, ...]) -> Planned:
         self.plans += 1
         owners = _outer_tensors(flat)
-        self._copies = {}
+        copies: dict[str, int] = {}
         items = []
         for entry in entries:
             if entry.alias_of is not None or _is_empty_shard(entry):
                 continue
             share, copy = self._share(entry, owners.get(entry.name))
-            self._copies[share.label] = copy
+            copies[share.label] = copy
             items.append(Item(entry.name, entry.dtype, entry.global_shape, box_of(entry), share))
         aliases = [(e.name, e.alias_of) for e in entries if e.alias_of is not None]
         layout = plan(items, aliases=aliases)
         limit = self._resident_bytes_max
         if limit is not None and layout.pool_bytes > limit:
             layout = plan(items, aliases=aliases, file_bytes_max=self._wave_bytes)
-        return layout
+        return Planned(
+            entries=entries, layout=layout, sources=_sources(layout, entries), copies=copies
+        )
 
     def _share(self, entry: Entry, outer: torch.Tensor | None) -> tuple[Share, int]:
         place = self._place
@@ -126,6 +164,21 @@ class Planner:
         if _is_own(entry.name, place):
             return Share(f"own/{place.groups}", place.groups), place.group
         return Share(f"all/{place.count}", place.count), place.index
+
+
+def _sources(
+    layout: Layout, entries: Sequence[Entry]
+) -> tuple[tuple[tuple[int, Cut | None], ...], ...]:
+    at = {entry.name: (i, box_of(entry)) for i, entry in enumerate(entries)}
+
+    def source(item: Item) -> tuple[int, Cut | None]:
+        index, box = at[item.name]
+        if item.box == box:
+            return index, None
+        parts = zip(*item.box, box.offsets, strict=True)
+        return index, tuple((d, o - base, n) for d, (o, n, base) in enumerate(parts))
+
+    return tuple(tuple(source(m.item) for m in file.members) for file in layout.files)
 
 
 def with_ranks(state: Mapping[str, Any], place: Place) -> dict[str, Any]:

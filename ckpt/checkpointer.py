@@ -174,7 +174,7 @@ class Checkpointer:
         self._report_lost()
         captured = self._planner.capture(state)
         order = self._order(step, captured, metrics or {})
-        versions = Versions.of(t for t, _ in captured.sources.values())
+        versions = Versions.of(captured.tensors)
         self._saver.submit(
             Saving(
                 order=order,
@@ -198,7 +198,7 @@ class Checkpointer:
             slot=0,
             layout=captured.layout.digest,
             created_unix_s=time.time(),
-            copies=captured.copies,
+            copies=captured.planned.copies,
             metrics={k: float(v) for k, v in metrics.items()},
         )
 

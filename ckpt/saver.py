@@ -156,11 +156,11 @@ class Saver:
             region, offset = sink.begin(number, file.size)
             if saving.wave is not None:
                 write_header(file, region, offset)
-            self._copier.copy(file, saving.captured, region, offset)
+            self._copier.copy(number, saving.captured, region, offset)
             self._staged(saving, number, offset)
-        saving.versions.check(list(saving.captured.sources))
+        saving.versions.check(saving.captured.names)
         saving.seconds = time.perf_counter() - started
-        self._seal(saving, saving.captured.flat.plain.decode("utf-8", "surrogatepass"))
+        self._seal(saving, saving.captured.plain.decode("utf-8", "surrogatepass"))
 
     def _prepare(self, saving: Saving, slot: Slot) -> Resident | Wave:
         layout, budget = saving.layout, self.slots.slot_bytes_max

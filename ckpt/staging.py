@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -86,23 +86,31 @@ class Gate:
 class Versions:
     """The version counters of tensors at one moment: every in-place write raises them."""
 
-    tensors: tuple[torch.Tensor, ...]
-    counts: tuple[int, ...]
+    tensors: Sequence[torch.Tensor]
+    counts: list[int]
 
     @classmethod
-    def of(cls, tensors: Iterable[torch.Tensor]) -> Versions:
-        kept = tuple(t for t in tensors if not t.is_inference())
-        return cls(kept, tuple(t._version for t in kept))
+    def of(cls, tensors: Sequence[torch.Tensor]) -> Versions:
+        return cls(tensors, _versions(tensors))
 
-    def check(self, names: Sequence[str]) -> None:
+    def check(self, names: Callable[[], Sequence[str]]) -> None:
         """Raise StagingTorn when a tensor was written to since."""
-        changed = [
-            n for n, t, c in zip(names, self.tensors, self.counts, strict=False) if t._version != c
-        ]
-        if changed:
-            raise StagingTorn(
-                f"{len(changed)} tensors changed while they were copied, the first is {changed[0]}"
-            )
+        now = _versions(self.tensors)
+        if now == self.counts:
+            return
+        pairs = zip(names(), self.counts, now, strict=True)
+        changed = [name for name, before, after in pairs if before != after]
+        raise StagingTorn(
+            f"{len(changed)} tensors changed while they were copied, the first is {changed[0]}"
+        )
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """An inference tensor counts nothing and cannot be trained in place."""
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:
+        return [-1 if t.is_inference() else t._version for t in tensors]
 
 
 class CpuCopier:
@@ -113,23 +121,22 @@ class CpuCopier:
         self._bases: dict[int, torch.Tensor] = {}
         self._views: dict[tuple[str, int, int, int], list[torch.Tensor]] = {}
 
-    def copy(self, file: FilePlan, captured: Captured, region: Region, offset: int) -> None:
-        """Put the members of `file` into `region` at `offset`."""
-        base = self._base(region)
+    def copy(self, number: int, captured: Captured, region: Region, offset: int) -> None:
+        """Put the members of file `number` into `region` at `offset`."""
+        file = captured.layout.files[number]
+        sources = captured.sources(number)
+        views = self._targets(file, captured.layout.digest, region, offset)
         units: list[Callable[[], object]] = []
         small: list[int] = []
-        views = self._targets(file, captured.layout.digest, base, region, offset)
-        for number, member in enumerate(file.members):
+        for place, member in enumerate(file.members):
             if member.item.nbytes >= LARGE_BYTES:
-                source = captured.source(member)
-                units += _units(source, views[number], region, offset + member.offset)
+                units += _units(sources[place], views[place], region, offset + member.offset)
             elif member.item.nbytes:
-                small.append(number)
+                small.append(place)
         for start in range(0, len(small), SMALL_BATCH):
             batch = small[start : start + SMALL_BATCH]
-            sources = [captured.source(file.members[n]) for n in batch]
             targets = [views[n] for n in batch]
-            units.append(partial(_copy_many, targets, sources))
+            units.append(partial(_copy_many, targets, [sources[n] for n in batch]))
         for done in [self._pool.submit(unit) for unit in units]:
             done.result()
 
@@ -150,13 +157,14 @@ class CpuCopier:
         return self._bases[address]
 
     def _targets(
-        self, file: FilePlan, digest: str, base: torch.Tensor, region: Region, offset: int
+        self, file: FilePlan, digest: str, region: Region, offset: int
     ) -> list[torch.Tensor]:
         key = (digest, region.address, offset, id(file))
         found = self._views.get(key)
         if found is None:
             if len(self._views) > 256:
                 self._views.clear()
+            base = self._base(region)
             found = self._views[key] = [target_view(base, m, offset) for m in file.members]
         return found
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the bytes: damage is found, nothing of the state changes, an older step loads."""
+"""Whatever happens to the bytes: damage is found, nothing changes, an older step loads."""
 
 import os
 import random
