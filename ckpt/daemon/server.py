@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import socket
@@ -78,6 +79,8 @@ class Server:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
+                if self._host.is_resting():
+                    gc.collect()
                 continue
             connection.setblocking(True)
             if peer_uid(connection) not in (os.getuid(), 0):
