@@ -1,4 +1,4 @@
-"""Run one function of this file on several ranks: `python -m tests.ckpt.ranks NAME RANKS ARGS`."""
+"""Run functions of this file on several ranks: `python -m tests.ckpt.ranks NAME ARGS then ...`."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from ckpt import Checkpointer, per_rank
 ROOT = Path(__file__).parents[2]
 
 
-def run_ranks(name, ranks, *args, check=True, timeout=120):
+def run_ranks(name, ranks, *args, check=True, timeout=180):
     """Results of all ranks: (return code, output)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -171,5 +171,7 @@ def damaged_for_one(path):
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    globals()[sys.argv[1]](*sys.argv[2:])
+    for job in " ".join(sys.argv[1:]).split(" then "):  # importing torch costs more than a job
+        name, *args = job.split()
+        globals()[name](*args)
     dist.destroy_process_group()

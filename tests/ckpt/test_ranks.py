@@ -1,39 +1,47 @@
 """Several ranks: shared uploads, dead participants, and other world sizes. No collective saves."""
 
-import pytest
-
 from ckpt.listing import newest_first, read_manifest
 from ckpt.stores import open_store
 from tests.ckpt.ranks import run_ranks
 
 
-@pytest.mark.parametrize(
-    ("saved", "layout", "loaded", "other"),
-    [
-        (4, "rows", 2, "rows"),
-        (2, "rows", 4, "2d"),
-        (4, "2d", 1, "rows"),
-        (4, "hsdp", 2, "columns"),
-        (1, "rows", 4, "hsdp"),
-    ],
-)
-def test_a_state_loads_in_any_other_world(tmp_path, saved, layout, loaded, other):
-    run_ranks("save", saved, tmp_path, layout)
-    run_ranks("load", loaded, tmp_path, other, "other")
+def jobs(path, text):
+    """`save rows` for a directory of its own under `path`."""
+    return text.replace("@", f"{path}/").split()
 
 
-def test_ranks_get_their_own_values_back(tmp_path):
-    run_ranks("save", 2, tmp_path, "rows")
-    run_ranks("load", 2, tmp_path, "rows", "same")
+def test_a_state_loads_in_any_other_world_and_layout(tmp_path):
+    run_ranks(*_first(1, jobs(tmp_path, "save @one rows")))
+    run_ranks(
+        *_first(
+            4,
+            jobs(
+                tmp_path,
+                "load @one hsdp other then save @rows rows then load @rows rows same "
+                "then save @2d 2d then save @hsdp hsdp then load @hsdp hsdp same",
+            ),
+        )
+    )
+    run_ranks(
+        *_first(
+            2,
+            jobs(
+                tmp_path,
+                "load @rows rows other then load @2d rows other then load @hsdp columns other "
+                "then save @two rows then stages @stages then damaged_for_one @damaged",
+            ),
+        )
+    )
+    run_ranks(*_first(1, jobs(tmp_path, "load @2d rows other then load @two rows other")))
+    assert_replicas_shared(tmp_path / "hsdp")
 
 
-def test_replicas_share_the_upload(tmp_path):
-    run_ranks("save", 4, tmp_path, "hsdp")
-    manifest = read_manifest(open_store(str(tmp_path)), 1)
+def assert_replicas_shared(path):
+    """Each of four ranks wrote its part of what they hold in common, and nothing twice."""
+    manifest = read_manifest(open_store(str(path)), 1)
     logical = sum(p.nbytes for t in manifest.tensors.values() for p in t.pieces)
     assert manifest.stored_bytes < 1.2 * logical
-    writers = {file.key.split("-")[1] for file in manifest.files}
-    assert len(writers) == 4
+    assert len({file.key.split("-")[1] for file in manifest.files}) == 4
 
 
 def test_a_dead_replica_is_replaced_and_the_step_is_committed(tmp_path):
@@ -48,9 +56,5 @@ def test_a_step_whose_only_holder_died_is_refused_with_the_reason(tmp_path):
     assert newest_first(open_store(str(tmp_path))) == [1]
 
 
-def test_pipeline_stages_keep_names_of_their_own(tmp_path):
-    run_ranks("stages", 2, tmp_path)
-
-
-def test_ranks_fall_back_together(tmp_path):
-    run_ranks("damaged_for_one", 2, tmp_path)
+def _first(ranks, words):
+    return words[0], ranks, *words[1:]
