@@ -71,6 +71,7 @@ class Saver:
         self._gate = gate
         self._copier = CpuCopier()
         self._lock = threading.RLock()
+        self._ended = threading.Condition(self._lock)
         self._savings: dict[int, Saving] = {}
         self._layouts: dict[str, Layout] = {}
         self._queue: queue.SimpleQueue[Saving | Callable[[], None] | None] = queue.SimpleQueue()
@@ -112,12 +113,17 @@ class Saver:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             handles = [s.handle for s in self._savings.values()]
+
+        def left() -> float | None:
+            return None if deadline is None else max(0.0, deadline - time.monotonic())
+
         for handle in handles:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                handle.wait_durable(left)
+                handle.wait_durable(left())
             except CheckpointError as error:
                 event(log, "save.lost", level=logging.WARNING, step=handle.step, error=str(error))
+        with self._ended:  # retention runs after the commit
+            self._ended.wait_for(lambda: self._gone or not self._savings, left())
 
     def close(self) -> None:
         self._is_closed = True
@@ -231,6 +237,7 @@ class Saver:
             self._post({"kind": "cancel", "save_id": saving.order.save_id, "reason": str(error)})
             with self._lock:
                 self._savings.pop(saving.order.save_id, None)
+                self._ended.notify_all()
         if not saving.staged and isinstance(error, StagingTorn | SaveFailed):
             self.slots.release(saving.order.slot, saving.order.save_id)
 
@@ -286,6 +293,7 @@ class Saver:
     def _forget(self, save_id: int) -> None:
         with self._lock:
             saving = self._savings.pop(save_id, None)
+            self._ended.notify_all()
         if saving is not None and not saving.handle.is_settled:
             saving.handle.fail(SaveFailed(f"step {saving.order.step} ended without an answer"))
 
@@ -294,6 +302,7 @@ class Saver:
             self._gone = reason
             lost = list(self._savings.values())
             self._savings.clear()
+            self._ended.notify_all()
         for saving in lost:
             saving.handle.fail(DaemonGone(reason))
             if saving.wave is not None:
