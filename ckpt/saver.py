@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from ckpt.capture import Captured
 from ckpt.client import Client
 from ckpt.daemon.orders import Order
@@ -20,7 +22,8 @@ from ckpt.handle import Durable, SaveHandle
 from ckpt.plan import Layout, layout_to_json
 from ckpt.region import Region
 from ckpt.slots import Resident, Slot, Slots, Wave, cell_bytes
-from ckpt.staging import CpuCopier, Gate, Versions, write_header
+from ckpt.staging import Copier, Gate, Versions, write_header
+from ckpt.staging_cuda import Snapshot
 from ckpt.wire import Message
 from ftcore.base.log import event
 
@@ -40,6 +43,8 @@ class Saving:
     plain: str | None = None
     cancelled: str = ""
     wave: Wave | None = None
+    snapshot: Snapshot | None = None
+    ready: Any = None  # on a device: the moment after which the state may be read
     seconds: float = 0.0
 
     def messages(self) -> list[Message]:
@@ -69,7 +74,7 @@ class Saver:
     def __init__(self, gate: Gate, slots_count: int, staging_bytes_max: int | None) -> None:
         self.client: Client | None = None
         self._gate = gate
-        self._copier = CpuCopier()
+        self._copier = Copier()
         self._lock = threading.RLock()
         self._ended = threading.Condition(self._lock)
         self._savings: dict[int, Saving] = {}
@@ -92,8 +97,22 @@ class Saver:
             if self._gone:
                 raise DaemonGone(self._gone)
             self._savings[saving.order.save_id] = saving
-        self._gate.enter()
+        self._take_from_device(saving)
+        self._gate.enter(holds=saving.versions is not None)
         self._queue.put(saving)
+
+    def _take_from_device(self, saving: Saving) -> None:
+        """With a snapshot nothing has to wait: the state is ours already. Runs on the training
+        thread, because the copy must stand in its stream before the next optimizer step."""
+        captured = saving.captured
+        if captured is None or not any(t.is_cuda for t in captured.tensors):
+            return
+        saving.ready = torch.cuda.Event()
+        saving.ready.record()
+        if self.slots.slot_bytes_max is None:
+            saving.captured, saving.snapshot = self._copier.cuda.snapshot(captured)
+        if saving.snapshot is not None:
+            saving.versions = None
 
     def submit_call(self, call: Callable[[], None]) -> None:
         """Run `call` on the staging thread, between saves."""
@@ -146,8 +165,8 @@ class Saver:
             except Exception as error:
                 self._drop(work, error)
             finally:
-                work.captured, work.versions = None, None
-                self._gate.leave()
+                self._gate.leave(held=work.versions is not None)
+                work.captured, work.versions, work.snapshot = None, None, None
 
     def _stage(self, saving: Saving) -> None:
         """Copy everything, check that nothing changed meanwhile, and seal."""
@@ -157,14 +176,22 @@ class Saver:
         started = time.perf_counter()
         sink = self._prepare(saving, slot)
         self._begin(saving, slot)
-        assert saving.captured is not None and saving.versions is not None
+        assert saving.captured is not None
         for number, file in enumerate(saving.layout.files):
             region, offset = sink.begin(number, file.size)
             if saving.wave is not None:
                 write_header(file, region, offset)
-            self._copier.copy(number, saving.captured, region, offset)
+            self._copier.copy(
+                number,
+                saving.captured,
+                region,
+                offset,
+                snapshot=saving.snapshot,
+                ready=saving.ready,
+            )
             self._staged(saving, number, offset)
-        saving.versions.check(saving.captured.names)
+        if saving.versions is not None:
+            saving.versions.check(saving.captured.names)
         saving.seconds = time.perf_counter() - started
         self._seal(saving, saving.captured.plain.decode("utf-8", "surrogatepass"))
 
@@ -177,6 +204,8 @@ class Saver:
             slot.headers = ""
             return saving.wave
         region = self.slots.fit(slot, layout.pool_bytes)
+        if saving.ready is not None:
+            self._copier.cuda.register(region)
         if slot.headers != layout.digest:
             write_headers_of(layout, region)
             slot.headers = layout.digest
