@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from ftcore.statedict.memory import copy_in, is_plain_memory
 from ftcore.statedict.plain import TensorRef
 
 FILL_THREADS = 2
+# A copy from pageable memory to a device is bound by the thread that feeds it.
+DEVICE_FILL_THREADS = 8
 UNIT_BYTES = 8 << 20
 # A C call that keeps the interpreter lock: for 4 KB giving it up and back costs more than the copy.
 _move_small = ctypes.PyDLL(None).memmove
@@ -46,11 +49,13 @@ def fill(
             _move(tensor.data_ptr(), source, copy.piece.nbytes, work)
         else:
             _move_runs(tensor, want, copy, image, work)
-    with ThreadPoolExecutor(FILL_THREADS, "ckpt-fill") as pool:
+    for index, parts in strided.items():
+        work.append(partial(_fill_strided, tensors[index], wants[index], parts, image))
+    on_device = any(tensors[index].is_cuda for index in strided)
+    threads = min(DEVICE_FILL_THREADS, os.cpu_count() or 1) if on_device else FILL_THREADS
+    with ThreadPoolExecutor(threads, "ckpt-fill") as pool:
         for done in [pool.submit(unit) for unit in work]:
             done.result()
-    for index, parts in strided.items():
-        _fill_strided(tensors[index], wants[index], parts, image)
     for tensor in written.values():
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)

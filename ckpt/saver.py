@@ -165,6 +165,8 @@ class Saver:
             except Exception as error:
                 self._drop(work, error)
             finally:
+                if work.snapshot is not None:
+                    self._copier.cuda.give_back()
                 self._gate.leave(held=work.versions is not None)
                 work.captured, work.versions, work.snapshot = None, None, None
 

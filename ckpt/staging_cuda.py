@@ -42,6 +42,9 @@ class CudaCopier:
     def __init__(self) -> None:
         self._registered: dict[int, int] = {}
         self._streams: dict[torch.device, Any] = {}
+        self._is_lent = (
+            False  # one snapshot at a time: saves that queue up must not fill the device
+        )
 
     def snapshot(self, captured: Captured) -> tuple[Captured, Snapshot | None]:
         """Copy the device tensors of a state on the training stream, if the device has room.
@@ -51,7 +54,7 @@ class CudaCopier:
         """
         devices = {t.device for t in captured.tensors if t.is_cuda}
         host = [t for t in captured.tensors if not t.is_cuda]
-        if len(devices) != 1 or sum(t.nbytes for t in host) > HOST_CLONE_BYTES_MAX:
+        if self._is_lent or len(devices) != 1 or sum(t.nbytes for t in host) > HOST_CLONE_BYTES_MAX:
             return captured, None
         device = devices.pop()
         layout = captured.layout
@@ -64,6 +67,7 @@ class CudaCopier:
             _fill_image(image, captured, layout)
         filled = torch.cuda.Event()
         filled.record(torch.cuda.current_stream(device))
+        self._is_lent = True
         return captured, Snapshot(image=image, offsets=layout.pool_offsets, filled=filled)
 
     def copy_snapshot(
@@ -75,6 +79,10 @@ class CudaCopier:
         stream.wait_event(snapshot.filled)
         source = snapshot.image[start + file.data_start : start + file.size]
         self._copy_paced(stream, [target[file.data_start :]], [source])
+
+    def give_back(self) -> None:
+        """The snapshot was copied, or its save was dropped."""
+        self._is_lent = False
 
     def copy_tensors(
         self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], ready: Any

@@ -10,7 +10,7 @@ import torch
 
 from ckpt import Checkpointer
 
-LAYERS, WIDTH, BATCH, STEPS, EVERY = 24, 3072, 8192, 60, 15
+LAYERS, WIDTH, BATCH, STEPS, EVERY = 24, 3072, 8192, 240, 80
 
 
 def make(seed):
