@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from ckpt.errors import CheckpointError, DaemonGone, SaveSkipped
 from ckpt.handle import SaveHandle
 from ckpt.meet import Meeting, default_meeting, default_place
 from ckpt.memory_tier import MemoryTier
+from ckpt.peer_tier import PeerTier
 from ckpt.region import Region
 from ckpt.restore import Request, Restored, Restorer, StoreTier, Tier
 from ckpt.retention import Policy
@@ -55,6 +57,9 @@ class Checkpointer:
             torch.distributed when it is initialised.
         participants_timeout_s: how long a save waits for participants that are not known to be
             dead before others take over what they should have written.
+        memory_copies: how many other hosts' daemons keep each staged step in memory. The ring is
+            made of the daemons of all ranks; `ring_address` is where this host's daemon listens
+            for it (HOST:PORT, port 0 picks one; loopback unless told otherwise).
         inline: run the daemon in threads of this process; saves then die with it.
         linger_s: how long the daemon stays, and keeps the newest step in memory, without trainers.
 
@@ -80,7 +85,8 @@ class Checkpointer:
         session: str | None = None,
         meeting: Meeting | None = None,
         participants_timeout_s: float = 60.0,
-        replicas: Sequence[str] = (),
+        memory_copies: int = 0,
+        ring_address: str = "127.0.0.1:0",
         inline: bool = False,
         linger_s: float = 600.0,
         metrics_address: str = "",
@@ -123,9 +129,12 @@ class Checkpointer:
             destinations=self.destinations,
             retention=policy.to_json(),
             participants_timeout_s=participants_timeout_s,
-            replicas=tuple(replicas),
         )
         self._client = self._connect(inline, linger_s, metrics_address)
+        self._peers: list[str] = []
+        self._token = ""
+        if memory_copies:
+            self._join_ring(memory_copies, ring_address)
 
     def _connect(self, inline: bool, linger_s: float, metrics_address: str) -> clients.Client:
         def connect() -> Any:
@@ -146,6 +155,21 @@ class Checkpointer:
         self._saver.start(client)
         client.start()
         return client
+
+    def _join_ring(self, copies: int, ring_address: str) -> None:
+        """Let every daemon know the token of this session, and ours who keeps its copies."""
+        host, _, port = ring_address.rpartition(":")
+        ask = {"kind": "ring", "host": host, "port": int(port)}
+        self._token = str(self._meeting.exchange(secrets.token_hex(16))[0])
+        answer, _ = self._client.ask({**ask, "token": self._token, "copies": []})
+        ring = list(dict.fromkeys(self._meeting.exchange(answer["address"])))
+        at = ring.index(answer["address"])
+        self._peers = [ring[(at + i) % len(ring)] for i in range(1, len(ring))]
+        keepers = self._peers[:copies]
+        if len(keepers) < copies:
+            event(log, "ring.short", level=logging.WARNING, daemons=len(ring), copies=copies)
+        self._client.ask({**ask, "token": self._token, "copies": keepers})
+        self._saver.ring = {**ask, "token": self._token, "copies": keepers}
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -247,6 +271,8 @@ class Checkpointer:
         )
         memory = self._memory()
         tiers: list[Tier] = [memory] if memory is not None else []
+        if self._peers:
+            tiers.append(PeerTier(self._hello.run, self._token, self._peers))
         tiers += [StoreTier(self.store(d)) for d in self.destinations]
         try:
             restorer = Restorer(

@@ -82,6 +82,7 @@ class Saver:
         self._queue: queue.SimpleQueue[Saving | Callable[[], None] | None] = queue.SimpleQueue()
         self._is_closed = False
         self._gone: str = ""
+        self.ring: Message | None = None  # who keeps copies of our memory
         self.slots = Slots(
             slots_count, staging_bytes_max, on_region=self._announce, on_drop=self._copier.forget
         )
@@ -296,6 +297,8 @@ class Saver:
             send({"kind": "layout", "layout": layout_to_json(layout)}, [])
         with self._lock:
             savings = [s for s in self._savings.values() if s.staged or s.plain is not None]
+        if self.ring is not None:
+            send({**self.ring, "ask": 0}, [])
         for saving in savings:
             for message in saving.messages():
                 send(message, [])
@@ -309,6 +312,8 @@ class Saver:
         if kind == "free":
             self.slots.release(message["slot"], message["save_id"])
             self._forget(message["save_id"])
+        elif kind == "ring":
+            return
         elif kind == "gone":
             self._lose_daemon(message["error"])
         elif saving is None:

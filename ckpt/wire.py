@@ -30,7 +30,11 @@ class Channel:
         """Send one message. When this returns the kernel has it, whatever becomes of us."""
         body = json.dumps(message, separators=(",", ":")).encode()
         header = _HEADER.pack(len(body), len(fds))
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        if not fds:
+            with self._sending:
+                self._socket.sendall(header + body)
+            return
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         with self._sending:
             sent = self._socket.sendmsg([header], rights)
             self._socket.sendall(header[sent:] + body)
@@ -47,6 +51,21 @@ class Channel:
             return json.loads(self._receive_exactly(size)), fds
         except OSError:  # closed on either end
             return None
+
+    def send_bytes(self, message: Message, data: memoryview) -> None:
+        """Send one message and raw bytes right behind it; the receiver knows how many."""
+        body = json.dumps(message, separators=(",", ":")).encode()
+        with self._sending:
+            self._socket.sendall(_HEADER.pack(len(body), 0) + body)
+            self._socket.sendall(data)
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill `view` with raw bytes that were announced. Raises OSError when they do not come."""
+        while view:
+            count = self._socket.recv_into(view)
+            if not count:
+                raise ConnectionError("the other end closed in mid-message")
+            view = view[count:]
 
     def close(self) -> None:
         """Wake a blocked `receive` on both ends and give the socket back."""
@@ -73,12 +92,7 @@ class Channel:
 
     def _receive_exactly(self, size: int) -> bytearray:
         body = bytearray(size)
-        view = memoryview(body)
-        while view:
-            count = self._socket.recv_into(view)
-            if not count:
-                raise ConnectionError("the other end closed in mid-message")
-            view = view[count:]
+        self.receive_into(memoryview(body))
         return body
 
 

@@ -81,6 +81,18 @@ class Committer:
                 part = self._take_over(part, decision.files[part.index])
                 continue
             self._wait(next(waits))
+            committed = self._committed_elsewhere()
+            if committed is not None:
+                return committed
+
+    def _committed_elsewhere(self) -> int | None:
+        """Another host saw all parts first. It may have removed the notes since."""
+        if not self._used_store or self._target.store.stat(manifest_key(self._order.step)) is None:
+            return None
+        manifest = self._target.manifest(self._order.step)
+        if manifest is None or manifest.attempt != self._order.attempt:
+            return None
+        return manifest.stored_bytes
 
     def clean_up(self) -> None:
         """After the commit: notes and what retention drops. Failures here never hurt the step."""
@@ -107,6 +119,8 @@ class Committer:
         ):
             notes = self._read_notes()
             parts = {i: n for i, n in notes.items() if isinstance(n, Part)} | parts
+            for part in parts.values():  # should it die, this says what it held
+                self._host.remember_layout(self._job.hello, part)
             dead |= {i: n for i, n in notes.items() if not isinstance(n, Part)}
         return parts, {i: layout for i, layout in dead.items() if i not in parts}
 

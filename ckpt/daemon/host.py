@@ -14,6 +14,7 @@ from ckpt.daemon.commit import Meeting
 from ckpt.daemon.memory import MemoryTier
 from ckpt.daemon.metrics import Metrics
 from ckpt.daemon.orders import Destination, Hello
+from ckpt.daemon.ring import Ring
 from ckpt.daemon.target import Target
 from ckpt.plan import Layout
 from ckpt.retention import Policy, StepFacts, plan_deletes
@@ -35,6 +36,7 @@ class Host:
         self.hashers = ThreadPoolExecutor(hash_threads, "ckpt-hash")
         self.memory = MemoryTier()
         self.metrics = Metrics()
+        self.ring = Ring(self.memory)
         self._lock = threading.RLock()
         self._targets: dict[str, Target] = {}
         self._meetings: dict[MeetingKey, Meeting] = {}

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from ckpt.assemble import Part
@@ -14,6 +15,7 @@ from ckpt.daemon.commit import Committer
 from ckpt.daemon.host import Host
 from ckpt.daemon.memory import Slot
 from ckpt.daemon.orders import Hello, Order
+from ckpt.daemon.ring import push
 from ckpt.daemon.target import Target
 from ckpt.errors import CheckpointError, SaveFailed
 from ckpt.hashing import chunk_digests, content_name
@@ -38,7 +40,16 @@ class Job:
     """Runs until every destination has the step or has failed. Threads end with the job."""
 
     def __init__(
-        self, order: Order, layout: Layout, slot: Slot, *, hello: Hello, host: Host, notify: Notify
+        self,
+        order: Order,
+        layout: Layout,
+        slot: Slot,
+        *,
+        hello: Hello,
+        host: Host,
+        notify: Notify,
+        copies: Sequence[str] = (),
+        token: str = "",
     ) -> None:
         self.order, self.layout, self.slot = order, layout, slot
         self.hello, self.host, self._notify = hello, host, notify
@@ -51,13 +62,16 @@ class Job:
         self._begun = False
         self._written: dict[int, set[str]] = {}
         targets = [host.target(d) for d in hello.destinations if d.url not in order.durable_at]
-        self._left = len(targets)
         tickets = [t.turns.ticket(hello.run, order.index) for t in targets]
         self._threads = [
             threading.Thread(target=self._run, args=pair, name="ckpt-job")
             for pair in zip(targets, tickets, strict=True)
         ]
         self._targets = targets
+        self._token = token
+        for address in copies if order.resident else ():
+            self._threads.append(threading.Thread(target=self._copy_to, args=(address,)))
+        self._left = len(self._threads)
         slot.busy += 1
 
     @property
@@ -140,6 +154,25 @@ class Job:
             event(log, "save.durable", url=url, step=order.step, bytes=stored, seconds=seconds)
             self._notify("durable", save_id=order.save_id, url=url, bytes=stored, seconds=seconds)
             committer.clean_up()
+        finally:
+            self._one_done()
+
+    def _copy_to(self, address: str) -> None:
+        """Have another host's daemon keep this step in memory. A failure costs only the copy."""
+        started = time.monotonic()
+        try:
+            self._await(lambda: self.slot.held is not None or self.plain is not None)
+            held = self.slot.held
+            if held is not None and held.attempt == self.order.attempt:
+                files = zip(self.layout.pool_offsets, self.layout.files, strict=True)
+                view = self.slot.region.view
+                digests = tuple(chunk_digests(view[at : at + f.size]) for at, f in files)
+                push(address, self._token, replace(held, digests=digests), self.slot.region)
+                seconds = time.monotonic() - started
+                self.host.metrics.observe("copy", "peers", self.layout.pool_bytes, seconds)
+        except Exception as error:
+            self.host.metrics.failed("peers", type(error).__name__)
+            event(log, "copy.failed", level=logging.WARNING, peer=address, error=str(error))
         finally:
             self._one_done()
 

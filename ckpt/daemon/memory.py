@@ -21,6 +21,7 @@ class Held:
     layout: Layout
     plain: str
     metrics: dict[str, float] = field(default_factory=dict)
+    digests: tuple[bytes, ...] = ()  # of each file's chunks, where the copy may have travelled
 
 
 @dataclass(slots=True)

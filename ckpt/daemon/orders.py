@@ -29,7 +29,6 @@ class Hello:
     destinations: tuple[Destination, ...]
     retention: Mapping[str, Any] = field(default_factory=dict)
     participants_timeout_s: float = 60.0
-    replicas: tuple[str, ...] = ()  # addresses of the daemons that keep copies of our memory
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,7 +37,7 @@ class Hello:
     def from_json(cls, content: Mapping[str, Any]) -> Hello:
         destinations = tuple(Destination(**d) for d in content["destinations"])
         rest = {k: v for k, v in content.items() if k != "destinations"}
-        return cls(**(rest | {"destinations": destinations, "replicas": tuple(rest["replicas"])}))
+        return cls(**(rest | {"destinations": destinations}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from ckpt.daemon.host import Host
 from ckpt.daemon.jobs import Job
 from ckpt.daemon.memory import Held, Slot
 from ckpt.daemon.orders import Hello, Order
-from ckpt.plan import Layout, layout_from_json, layout_to_json
+from ckpt.daemon.ring import COPY_SLOT, held_to_json
+from ckpt.plan import Layout, layout_from_json
 from ckpt.region import Region
 from ckpt.wire import PROTOCOL, Channel, Message
 from ftcore.base.log import event
@@ -28,6 +29,8 @@ class Session:
         self._layouts: dict[str, Layout] = {}
         self._jobs: dict[int, Job] = {}
         self._clean = False
+        self._copies: tuple[str, ...] = ()
+        self._token = ""
         self._gone = threading.Event()
 
     def run(self) -> None:
@@ -71,6 +74,7 @@ class Session:
         self._host.attach(hello)
         event(log, "trainer.joined", pid=hello.pid, index=hello.index, run=hello.run)
         slots = self._host.memory.slots(hello.run, hello.index)
+        slots = [s for s in slots if s.number < COPY_SLOT]
         rows = [{"number": s.number, "size": s.region.size, "busy": s.busy} for s in slots]
         self._channel.send({"kind": "welcome", "slots": rows}, [s.region.fd for s in slots])
 
@@ -97,6 +101,8 @@ class Session:
             hello=self._hello,
             host=self._host,
             notify=self.notify,
+            copies=self._copies,
+            token=self._token,
         )
         self._jobs = {i: j for i, j in self._jobs.items() if not j.is_done}
         self._jobs[order.save_id] = job
@@ -142,10 +148,19 @@ class Session:
         """Lend the trainer every staged step of its run on this host."""
         assert self._hello is not None
         slots = [s for s in self._host.memory.slots(self._hello.run) if s.held is not None]
-        rows = [_held_to_json(s.held, s.region.size) for s in slots if s.held is not None]
+        rows = [held_to_json(s.held, s) for s in slots if s.held is not None]
         self._channel.send(
             {"kind": "memory", "held": rows, "ask": message["ask"]}, [s.region.fd for s in slots]
         )
+
+    def _on_ring(self, message: Message, fds: list[int]) -> None:
+        """Say where this daemon can be called, and learn who keeps copies of our memory."""
+        assert self._hello is not None
+        self._host.ring.allow(self._hello.run, message["token"])
+        self._copies = tuple(message["copies"])
+        self._token = message["token"]
+        address = self._host.ring.listen(message["host"], message["port"])
+        self._channel.send({"kind": "ring", "ask": message["ask"], "address": address})
 
     def _on_bye(self, message: Message, fds: list[int]) -> None:
         self._clean = not message["keep_memory"]
@@ -160,18 +175,6 @@ class Session:
         "lost": _on_lost,
         "cancel": _on_cancel,
         "memory": _on_memory,
+        "ring": _on_ring,
         "bye": _on_bye,
-    }
-
-
-def _held_to_json(held: Held, size: int) -> Message:
-    return {
-        "step": held.step,
-        "attempt": held.attempt,
-        "index": held.index,
-        "count": held.count,
-        "layout": layout_to_json(held.layout),
-        "plain": held.plain,
-        "metrics": held.metrics,
-        "size": size,
     }

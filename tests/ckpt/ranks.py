@@ -1,6 +1,7 @@
 """Run functions of this file on several ranks: `python -m tests.ckpt.ranks NAME ARGS then ...`."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from ckpt import Checkpointer, per_rank
+from tests.ckpt.conftest import kill_daemon
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,6 +169,76 @@ def damaged_for_one(path):
     assert step == 1, step
     check(found, same_world=True)
     dist.barrier()
+
+
+def on_a_host_of_its_own():
+    """Give this rank a daemon of its own, as if it were on another host."""
+    runtime = Path(os.environ.setdefault("CKPT_RUNTIME_BASE", os.environ["CKPT_RUNTIME_DIR"]))
+    runtime = runtime / f"host{dist.get_rank()}"
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    os.environ["CKPT_RUNTIME_DIR"] = str(runtime)
+    return runtime
+
+
+def hosts(path):
+    """Ranks on different hosts meet through the store, and leave nothing there but the step."""
+    on_a_host_of_its_own()
+    state = sharded("rows", fill=True)
+    with Checkpointer(path) as checkpoints:
+        checkpoints.save(state, step=1).wait_durable(60)
+    dist.barrier()
+    assert not list(Path(path).glob("step-*/notes/*/*"))
+    found = sharded("rows", fill=False)
+    with Checkpointer(path) as checkpoints:
+        checkpoints._memory = lambda: None
+        assert checkpoints.restore(found) == 1
+    check(found, same_world=True)
+    dist.barrier()
+    stop_daemon()
+
+
+def host_dies(path):
+    """Replicated state: the host of rank 1 is lost, daemon and all; rank 0 commits without it."""
+    runtime = on_a_host_of_its_own()
+    state = {"w": full("w", (4000, 1000))}
+    checkpoints = Checkpointer(path, participants_timeout_s=2)
+    checkpoints.save(state, step=1).wait_durable(60)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        kill_daemon(runtime)
+        os.kill(os.getpid(), signal.SIGKILL)
+    checkpoints.save(state, step=2).wait_durable(60)
+    checkpoints.close()
+    kill_daemon(runtime)
+    os._exit(0)
+
+
+def ring(path):
+    """The host of rank 1 loses its memory, the disk is gone: its shard comes from its peer."""
+    runtime = on_a_host_of_its_own()
+    state = sharded("rows", fill=True)
+    checkpoints = Checkpointer(path, memory_copies=1)
+    checkpoints.save(state, step=1).wait_durable(60)
+    checkpoints.wait()
+    checkpoints.close(keep_memory=True)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        kill_daemon(runtime)
+    else:
+        shutil.rmtree(path)
+    dist.barrier()
+    found = sharded("rows", fill=False)
+    with Checkpointer(path, memory_copies=1) as checkpoints:
+        assert checkpoints.restore(found) == 1
+        tier = checkpoints.last_restored.tier
+    assert tier == ("peers" if dist.get_rank() else "memory"), tier
+    check(found, same_world=True)
+    dist.barrier()
+    stop_daemon()
+
+
+def stop_daemon():
+    kill_daemon(Path(os.environ["CKPT_RUNTIME_DIR"]))
 
 
 if __name__ == "__main__":

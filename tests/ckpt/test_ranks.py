@@ -56,5 +56,15 @@ def test_a_step_whose_only_holder_died_is_refused_with_the_reason(tmp_path):
     assert newest_first(open_store(str(tmp_path))) == [1]
 
 
+def test_ranks_on_two_hosts_meet_through_the_store_and_keep_each_others_memory(tmp_path):
+    run_ranks(*_first(2, jobs(tmp_path, "hosts @hosts then ring @ring")))
+
+
+def test_a_lost_host_is_replaced_by_a_replica(tmp_path):
+    results = run_ranks("host_dies", 2, tmp_path, check=False)
+    assert results[0][0] == 0, results[0][1]
+    assert newest_first(open_store(str(tmp_path))) == [2, 1]
+
+
 def _first(ranks, words):
     return words[0], ranks, *words[1:]
