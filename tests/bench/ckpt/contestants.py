@@ -61,7 +61,7 @@ class Ours(Contestant):
         self.checkpoints.prepare({"model": self.state})
 
     def place(self) -> Path:
-        return self.directory
+        return self.directory / f"step-{self.step:010d}"
 
     def save(self) -> None:
         self.handle = self.checkpoints.save({"model": self.state}, step=self.step)
