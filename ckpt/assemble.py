@@ -5,11 +5,12 @@ Pure: every daemon that sees the same parts decides the same, so no participant 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 from ckpt.boxes import Box, missing_elements, overlap, subtract, whole
-from ckpt.manifest import File, Piece, Tensor
+from ckpt.manifest import File, Piece, Tensor, columns
 from ckpt.plan import FilePlan, Item, Layout
 
 
@@ -30,6 +31,7 @@ class Whole:
 
     files: tuple[File, ...]
     tensors: Mapping[str, Tensor]
+    columns: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,35 +55,73 @@ class Impossible:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cover:
+    """What a set of written files makes of a set of layouts; the same for every step that is
+    written alike. `order` lists the files as (participant, number)."""
+
+    order: tuple[tuple[int, int], ...]
+    tensors: Mapping[str, Tensor]
+    gaps: Mapping[str, list[Box]]
+    columns: str  # of the tensors, as the manifest has them
+
+
+CoverKey = tuple[tuple[int, str, tuple[int, ...]], ...]
+
+
+def cover_key(parts: Mapping[int, Part], dead: Mapping[int, Layout | None]) -> CoverKey:
+    """Equal keys have equal covers."""
+    written = [(i, p.layout.digest, tuple(sorted(p.files))) for i, p in parts.items()]
+    nothing: tuple[int, ...] = ()
+    lost = [(i, v.digest, nothing) for i, v in dead.items() if v is not None and i not in parts]
+    return tuple(sorted(written + lost))
+
+
 def assemble(
     parts: Mapping[int, Part],
     *,
     count: int,
     dead: Mapping[int, Layout | None],
+    covers: MutableMapping[CoverKey, Cover] | None = None,
 ) -> Whole | Fill | Waiting | Impossible:
     """Decide about a step of `count` participants. `dead` ones write no more; their layouts say
-    what they held, None that nobody knows."""
+    what they held, None that nobody knows. `covers` remembers what was worked out before."""
     missing = tuple(i for i in range(count) if i not in parts and i not in dead)
     if missing:
         return Waiting(missing=missing)
     unknown = [i for i in dead if i not in parts and dead[i] is None]
     if unknown:
         return Impossible(reason=f"participants {unknown} died and nobody knows what they held")
+    covers = {} if covers is None else covers
+    key = cover_key(parts, dead)
+    cover = covers.get(key)
+    if cover is None:
+        found = _cover(parts, dead)
+        if isinstance(found, Impossible):
+            return found
+        cover = covers[key] = found
+    if cover.gaps:
+        return _fill(parts, cover.gaps, alive=[i for i in sorted(parts) if i not in dead])
+    files = tuple(parts[i].files[n] for i, n in cover.order)
+    return Whole(files=files, tensors=cover.tensors, columns=cover.columns)
+
+
+def _cover(parts: Mapping[int, Part], dead: Mapping[int, Layout | None]) -> Cover | Impossible:
     layouts = {i: p.layout for i, p in parts.items()} | {
         i: known for i, known in dead.items() if known is not None and i not in parts
     }
     shapes = shapes_of(layouts)
     if isinstance(shapes, Impossible):
         return shapes
-    files, pieces = written(parts)
+    order, pieces = written(parts)
     gaps = {
         name: boxes
         for name, (_, shape) in shapes.items()
         if (boxes := _gaps(shape, pieces.get(name, ())))
     }
-    if gaps:
-        return _fill(parts, gaps, alive=[i for i in sorted(parts) if i not in dead])
-    return Whole(files=files, tensors=tensors_of(shapes, pieces, layouts.values()))
+    tensors = tensors_of(shapes, pieces, layouts.values())
+    text = "" if gaps else json.dumps(columns(tensors), separators=(",", ":"), ensure_ascii=False)
+    return Cover(order=order, tensors=tensors, gaps=gaps, columns=text)
 
 
 def tensors_of(
@@ -124,19 +164,21 @@ def _items(layout: Layout) -> Iterable[Item]:
     return (member.item for file in layout.files for member in file.members)
 
 
-def written(parts: Mapping[int, Part]) -> tuple[tuple[File, ...], dict[str, dict[Box, Piece]]]:
-    """All files, and by name the pieces in them; of two equal boxes the first counts."""
-    files: list[File] = []
+def written(
+    parts: Mapping[int, Part],
+) -> tuple[tuple[tuple[int, int], ...], dict[str, dict[Box, Piece]]]:
+    """All files in order, and by name the pieces in them; of two equal boxes the first counts."""
+    order: list[tuple[int, int]] = []
     pieces: dict[str, dict[Box, Piece]] = {}
     for index in sorted(parts):
         part = parts[index]
         for number in sorted(part.files):
             for member in part.layout.files[number].members:
                 item = member.item
-                piece = Piece(len(files), member.offset, item.nbytes, *item.box)
+                piece = Piece(len(order), member.offset, item.nbytes, *item.box)
                 pieces.setdefault(item.name, {}).setdefault(item.box, piece)
-            files.append(part.files[number])
-    return tuple(files), pieces
+            order.append((index, number))
+    return tuple(order), pieces
 
 
 def _gaps(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[Box]:

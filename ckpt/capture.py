@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ckpt.boxes import Box
+from ckpt.collector import collector_paused
 from ckpt.plan import Item, Layout, Share, plan
 from ckpt.recipe import Changed, Recipe
 from ftcore.statedict import FlatState, flatten
@@ -114,6 +115,16 @@ class Planner:
 
     def capture(self, state: Mapping[str, Any]) -> Captured:
         ranked = with_ranks(state, self._place)
+        with collector_paused():
+            return self._read_again(ranked) or self._capture_anew(ranked)
+
+    def capture_pure(self, state: Mapping[str, Any]) -> Captured | None:
+        """The same, if the state consists of containers that were seen before."""
+        if self._recipe is None or not self._recipe.is_pure:
+            return None
+        return self._read_again(with_ranks(state, self._place))
+
+    def _read_again(self, ranked: Mapping[str, Any]) -> Captured | None:
         if self._recipe is not None and self._planned is not None:
             try:
                 tensors, plain = self._recipe.read(ranked)
@@ -121,7 +132,7 @@ class Planner:
                 self._recipe = None
             else:
                 return Captured(planned=self._planned, tensors=tensors, plain=plain)
-        return self._capture_anew(ranked)
+        return None
 
     def _capture_anew(self, ranked: Mapping[str, Any]) -> Captured:
         flat = flatten(ranked)

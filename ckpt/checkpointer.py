@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from ckpt import client as clients
 from ckpt.capture import Captured, Place, Planner
+from ckpt.collector import collector_paused
 from ckpt.daemon.orders import Destination, Hello, Order
 from ckpt.errors import CheckpointError, DaemonGone, SaveSkipped
 from ckpt.handle import SaveHandle
@@ -248,8 +249,11 @@ class Checkpointer:
         tiers: list[Tier] = [memory] if memory is not None else []
         tiers += [StoreTier(self.store(d)) for d in self.destinations]
         try:
-            restorer = Restorer(state, tiers, place=self.place, meeting=self._meeting)
-            self.last_restored = restorer.run(request)
+            restorer = Restorer(
+                state, tiers, place=self.place, meeting=self._meeting, planner=self._planner
+            )
+            with collector_paused():
+                self.last_restored = restorer.run(request)
         finally:
             if memory is not None:
                 memory.close()

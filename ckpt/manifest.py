@@ -71,14 +71,20 @@ class Manifest:
     def stored_bytes(self) -> int:
         return sum(f.size for f in self.files)
 
-    def to_bytes(self) -> bytes:
-        """Encode: magic, xxh3_128 of the rest, zlib-compressed JSON."""
-        return frame(json.dumps(_to_json(self), separators=(",", ":"), ensure_ascii=False))
+    def to_bytes(self, *, columns_json: str = "") -> bytes:
+        """Encode: magic, xxh3_128 of the rest, zlib-compressed JSON. `columns_json` are the tensors
+        as `columns` gives them, when they are encoded already."""
+        text = columns_json or _dump(columns(self.tensors))
+        return frame(f'{_dump(_to_json(self))[:-1]},"tensors":{text}}}')
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, *, where: str = "manifest") -> Manifest:
         """Decode and check. Raises Corrupt when any bit differs, FormatTooNew for a later form."""
         return _from_json(unframe(data, where=where), where=where)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def frame(text: str) -> bytes:
@@ -156,7 +162,6 @@ def _to_json(manifest: Manifest) -> dict[str, object]:
         "participants": manifest.participants,
         "chunk_bytes": manifest.chunk_bytes,
         "files": files_to_json(manifest.files),
-        "tensors": columns(manifest.tensors),
         "values": dict(manifest.values),
         "metrics": dict(manifest.metrics),
     }

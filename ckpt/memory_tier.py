@@ -82,7 +82,8 @@ def assemble_held(parts: dict[int, Part]) -> Whole | None:
     shapes = shapes_of({i: p.layout for i, p in parts.items()})
     if not isinstance(shapes, dict):
         return None
-    files, pieces = written(parts)
+    order, pieces = written(parts)
+    files = tuple(parts[i].files[n] for i, n in order)
     return Whole(
         files=files, tensors=tensors_of(shapes, pieces, [p.layout for p in parts.values()])
     )

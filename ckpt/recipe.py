@@ -69,6 +69,15 @@ def signature(tensor: torch.Tensor) -> Signature:
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
+def _is_same(tensor: torch.Tensor, seen: Signature) -> bool:
+    return bool(
+        tensor.data_ptr() == seen[0]
+        and tensor.shape == seen[1]
+        and tensor.stride() == seen[2]
+        and tensor.dtype == seen[3]
+    )
+
+
 class Recipe:
     """What a state looked like, and how to read it again."""
 
@@ -90,6 +99,11 @@ class Recipe:
         self._segments: list[str] | None = None
         self._state_plain = flat
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether the state is containers only: no object that may hand out copies."""
+        return not self._owners
+
     def _walk(self, state: object) -> Walk:
         walk = Walk(self._owners)
         walk.visit(state)
@@ -106,7 +120,7 @@ class Recipe:
             raise Changed from error
         if walk.shape != self._shape or len(walk.tensors) != len(self._signatures):
             raise Changed
-        if [signature(t) for t in walk.tensors] != self._signatures:
+        if not all(map(_is_same, walk.tensors, self._signatures)):
             raise Changed
         return walk.tensors, self._encoded(walk)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 
 from ckpt.daemon.server import LINGER_S, serve_forever
 from ckpt.daemon.throttle import lower_priority
@@ -16,6 +17,7 @@ def main() -> None:
     parser.add_argument("--metrics-address", default="")
     args = parser.parse_args()
     configure_logging()
+    gc.disable()  # the server collects while nothing is being uploaded
     lower_priority(args.niceness)
     host, _, port = args.metrics_address.rpartition(":")
     address = (host or "127.0.0.1", int(port)) if port else None

@@ -97,7 +97,7 @@ class Committer:
             known = self._host.last_layouts(self._job.hello)
             for index in set(range(self._order.count)) - parts.keys():
                 dead.setdefault(index, known.get(index))
-        return assemble(parts, count=self._order.count, dead=dead)
+        return assemble(parts, count=self._order.count, dead=dead, covers=self._host.covers())
 
     def _gather(self) -> tuple[dict[int, Part], dict[int, Layout | None]]:
         with self._meeting.changed:
@@ -172,7 +172,8 @@ class Committer:
             values=_distinct_plain(parts),
             metrics={k: v for p in parts.values() for k, v in p.metrics.items()},
         )
-        replaced = publish(self._target, manifest)
+        data = manifest.to_bytes(columns_json=whole.columns)
+        replaced = publish(self._target, manifest, data)
         self._target.remove_replaced(manifest, replaced)
         self._meeting.committed = manifest.stored_bytes
         with self._meeting.changed:
@@ -180,12 +181,13 @@ class Committer:
         return manifest.stored_bytes
 
 
-def publish(target: Target, manifest: Manifest) -> Manifest | None:
-    """Make `manifest` the committed one of its step; return the one that it replaced, if any.
+def publish(target: Target, manifest: Manifest, data: bytes) -> Manifest | None:
+    """Make `manifest`, whose encoding is `data`, the committed one of its step; return the one
+    that it replaced, if any.
 
     An older manifest of the step stays valid until the new one stands in its place.
     """
-    key, data, store = manifest_key(manifest.step), manifest.to_bytes(), target.store
+    key, store = manifest_key(manifest.step), target.store
     if len(data) > store.limits.single_put_bytes_max:
         old = target.manifest(manifest.step)
         store.put_large(key, data)

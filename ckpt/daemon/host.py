@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from ckpt.assemble import Part
+from ckpt.assemble import Cover, CoverKey, Part
 from ckpt.daemon.commit import Meeting
 from ckpt.daemon.memory import MemoryTier
 from ckpt.daemon.metrics import Metrics
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MeetingKey = tuple[str, int, str]
 MEETINGS_KEPT = 256
+COVERS_KEPT = 16
 
 
 class Host:
@@ -43,6 +44,8 @@ class Host:
         self._layouts: dict[tuple[str, int], Layout] = {}
         self._cleaned: set[tuple[str, str]] = set()
         self.idle_since_s = time.monotonic()
+        self._was_busy = False
+        self._covers: dict[CoverKey, Cover] = {}
 
     def target(self, destination: Destination) -> Target:
         """The opened destination. Opening may do I/O, so other destinations do not wait for it."""
@@ -103,9 +106,17 @@ class Host:
         with self._lock:
             return {i: v for (session, i), v in self._layouts.items() if session == hello.session}
 
+    def covers(self) -> dict[CoverKey, Cover]:
+        """What sets of files were found to cover; a few, because layouts rarely change."""
+        with self._lock:
+            if len(self._covers) > COVERS_KEPT:
+                self._covers.clear()
+            return self._covers
+
     def add_job(self, job: Job) -> None:
         with self._lock:
             self._jobs.add(job)
+            self._was_busy = True
 
     def job_done(self, job: Job) -> None:
         with self._lock:
@@ -115,6 +126,12 @@ class Host:
     def active_attempts(self) -> set[str]:
         with self._lock:
             return {j.order.attempt for j in self._jobs}
+
+    def is_resting(self) -> bool:
+        """Whether saves ended since the last time and none is under way."""
+        with self._lock:
+            was_busy, self._was_busy = self._was_busy, bool(self._jobs)
+            return was_busy and not self._jobs
 
     def is_idle(self) -> bool:
         with self._lock:

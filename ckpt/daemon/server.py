@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
+import signal
 import socket
 import stat
 import threading
@@ -46,6 +48,19 @@ def socket_path() -> Path:
     return path
 
 
+def running_pid() -> int | None:
+    """The daemon of this host, or None. Its lock says whether it lives."""
+    path = runtime_directory() / "daemon.lock"
+    if not path.exists():
+        return None
+    with open(path, "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(file.read() or 0) or None
+    return None
+
+
 class Server:
     """Accepts connections until `linger_s` after the last trainer and upload are gone."""
 
@@ -55,6 +70,7 @@ class Server:
             runtime_directory() / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
         self._listener: socket.socket | None = None
+        self._is_told_to_leave = False
 
     def try_listen(self) -> bool:
         """Become the daemon of this host. False when there is one: the lock dies with its holder,
@@ -63,6 +79,8 @@ class Server:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        os.ftruncate(self._lock_file, 0)
+        os.pwrite(self._lock_file, str(os.getpid()).encode(), 0)
         path = socket_path()
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -78,6 +96,8 @@ class Server:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
+                if self._host.is_resting():
+                    gc.collect()
                 continue
             connection.setblocking(True)
             if peer_uid(connection) not in (os.getuid(), 0):
@@ -90,7 +110,13 @@ class Server:
 
     def _should_leave(self) -> bool:
         idle_s = time.monotonic() - self._host.idle_since_s
+        if self._is_told_to_leave:
+            return not self._host.active_attempts()
         return self._host.is_idle() and idle_s > self._linger_s
+
+    def leave(self, *_: object) -> None:
+        """Leave once no upload is under way. Also the handler of SIGTERM."""
+        self._is_told_to_leave = True
 
 
 def serve_forever(*, linger_s: float, metrics_address: tuple[str, int] | None) -> bool:
@@ -99,6 +125,7 @@ def serve_forever(*, linger_s: float, metrics_address: tuple[str, int] | None) -
     server = Server(host, linger_s=linger_s)
     if not server.try_listen():
         return False
+    signal.signal(signal.SIGTERM, server.leave)
     exporter = serve(host.metrics, address=metrics_address) if metrics_address else None
     if exporter is not None:
         (runtime_directory() / "metrics.address").write_text(
