@@ -183,5 +183,5 @@ class Target:
                 if ours or now_s - modified_s > FOREIGN_JUNK_AGE_S:
                     gone.append(key)
         self.store.delete(gone)
-        self.store.abort_orphans("step-", older_than_s=FOREIGN_JUNK_AGE_S)
+        self.store.abort_orphans("", older_than_s=FOREIGN_JUNK_AGE_S)
         return gone

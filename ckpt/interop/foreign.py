@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ckpt.capture import Place
+from ckpt.capture import Place, Planner
 from ckpt.checkpointer import as_select
 from ckpt.interop.dcp_read import StockDcpTier
 from ckpt.interop.errors import ForeignFormat
@@ -40,7 +40,8 @@ def restore_foreign(
     try:
         tier = tier_of(store, single, rename)
         where = place or default_place()
-        restorer = Restorer(state, [tier], place=where, meeting=default_meeting(where))
+        meeting, planner = default_meeting(where), Planner(where)
+        restorer = Restorer(state, [tier], place=where, meeting=meeting, planner=planner)
         request = Request(step=0, strict=strict, select=as_select(only), allow_fallback=False)
         restored = restorer.run(request)
     finally:
