@@ -1,4 +1,4 @@
-"""Short runs of the campaigns in tests/bench/ckpt: damage of every kind, kills at random moments."""
+"""Short runs of the campaigns in tests/bench/ckpt: damage of every kind, kills at any moment."""
 
 import subprocess
 import sys
