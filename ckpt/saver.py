@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from ckpt.capture import Captured
 from ckpt.client import Client
 from ckpt.daemon.orders import Order
@@ -20,7 +22,8 @@ from ckpt.handle import Durable, SaveHandle
 from ckpt.plan import Layout, layout_to_json
 from ckpt.region import Region
 from ckpt.slots import Resident, Slot, Slots, Wave, cell_bytes
-from ckpt.staging import CpuCopier, Gate, Versions, write_header
+from ckpt.staging import Copier, Gate, Versions, write_header
+from ckpt.staging_cuda import Snapshot
 from ckpt.wire import Message
 from ftcore.base.log import event
 
@@ -40,6 +43,8 @@ class Saving:
     plain: str | None = None
     cancelled: str = ""
     wave: Wave | None = None
+    snapshot: Snapshot | None = None
+    ready: Any = None  # on a device: the moment after which the state may be read
     seconds: float = 0.0
 
     def messages(self) -> list[Message]:
@@ -69,8 +74,9 @@ class Saver:
     def __init__(self, gate: Gate, slots_count: int, staging_bytes_max: int | None) -> None:
         self.client: Client | None = None
         self._gate = gate
-        self._copier = CpuCopier()
+        self._copier = Copier()
         self._lock = threading.RLock()
+        self._ended = threading.Condition(self._lock)
         self._savings: dict[int, Saving] = {}
         self._layouts: dict[str, Layout] = {}
         self._queue: queue.SimpleQueue[Saving | Callable[[], None] | None] = queue.SimpleQueue()
@@ -91,8 +97,22 @@ class Saver:
             if self._gone:
                 raise DaemonGone(self._gone)
             self._savings[saving.order.save_id] = saving
-        self._gate.enter()
+        self._take_from_device(saving)
+        self._gate.enter(holds=saving.versions is not None)
         self._queue.put(saving)
+
+    def _take_from_device(self, saving: Saving) -> None:
+        """With a snapshot nothing has to wait: the state is ours already. Runs on the training
+        thread, because the copy must stand in its stream before the next optimizer step."""
+        captured = saving.captured
+        if captured is None or not any(t.is_cuda for t in captured.tensors):
+            return
+        saving.ready = torch.cuda.Event()
+        saving.ready.record()
+        if self.slots.slot_bytes_max is None:
+            saving.captured, saving.snapshot = self._copier.cuda.snapshot(captured)
+        if saving.snapshot is not None:
+            saving.versions = None
 
     def submit_call(self, call: Callable[[], None]) -> None:
         """Run `call` on the staging thread, between saves."""
@@ -112,12 +132,17 @@ class Saver:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             handles = [s.handle for s in self._savings.values()]
+
+        def left() -> float | None:
+            return None if deadline is None else max(0.0, deadline - time.monotonic())
+
         for handle in handles:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                handle.wait_durable(left)
+                handle.wait_durable(left())
             except CheckpointError as error:
                 event(log, "save.lost", level=logging.WARNING, step=handle.step, error=str(error))
+        with self._ended:  # retention runs after the commit
+            self._ended.wait_for(lambda: self._gone or not self._savings, left())
 
     def close(self) -> None:
         self._is_closed = True
@@ -140,8 +165,8 @@ class Saver:
             except Exception as error:
                 self._drop(work, error)
             finally:
-                work.captured, work.versions = None, None
-                self._gate.leave()
+                self._gate.leave(held=work.versions is not None)
+                work.captured, work.versions, work.snapshot = None, None, None
 
     def _stage(self, saving: Saving) -> None:
         """Copy everything, check that nothing changed meanwhile, and seal."""
@@ -151,14 +176,22 @@ class Saver:
         started = time.perf_counter()
         sink = self._prepare(saving, slot)
         self._begin(saving, slot)
-        assert saving.captured is not None and saving.versions is not None
+        assert saving.captured is not None
         for number, file in enumerate(saving.layout.files):
             region, offset = sink.begin(number, file.size)
             if saving.wave is not None:
                 write_header(file, region, offset)
-            self._copier.copy(number, saving.captured, region, offset)
+            self._copier.copy(
+                number,
+                saving.captured,
+                region,
+                offset,
+                snapshot=saving.snapshot,
+                ready=saving.ready,
+            )
             self._staged(saving, number, offset)
-        saving.versions.check(saving.captured.names)
+        if saving.versions is not None:
+            saving.versions.check(saving.captured.names)
         saving.seconds = time.perf_counter() - started
         self._seal(saving, saving.captured.plain.decode("utf-8", "surrogatepass"))
 
@@ -171,6 +204,8 @@ class Saver:
             slot.headers = ""
             return saving.wave
         region = self.slots.fit(slot, layout.pool_bytes)
+        if saving.ready is not None:
+            self._copier.cuda.register(region)
         if slot.headers != layout.digest:
             write_headers_of(layout, region)
             slot.headers = layout.digest
@@ -231,6 +266,7 @@ class Saver:
             self._post({"kind": "cancel", "save_id": saving.order.save_id, "reason": str(error)})
             with self._lock:
                 self._savings.pop(saving.order.save_id, None)
+                self._ended.notify_all()
         if not saving.staged and isinstance(error, StagingTorn | SaveFailed):
             self.slots.release(saving.order.slot, saving.order.save_id)
 
@@ -286,6 +322,7 @@ class Saver:
     def _forget(self, save_id: int) -> None:
         with self._lock:
             saving = self._savings.pop(save_id, None)
+            self._ended.notify_all()
         if saving is not None and not saving.handle.is_settled:
             saving.handle.fail(SaveFailed(f"step {saving.order.step} ended without an answer"))
 
@@ -294,6 +331,7 @@ class Saver:
             self._gone = reason
             lost = list(self._savings.values())
             self._savings.clear()
+            self._ended.notify_all()
         for saving in lost:
             saving.handle.fail(DaemonGone(reason))
             if saving.wave is not None:

@@ -19,6 +19,7 @@ from ckpt.capture import Captured
 from ckpt.errors import StagingTorn
 from ckpt.plan import LARGE_BYTES, FilePlan, Member
 from ckpt.region import Region
+from ckpt.staging_cuda import CudaCopier, Snapshot
 from ftcore.statedict.memory import is_plain_memory
 
 # Work is dealt to two threads in pieces of this size: small enough to end together.
@@ -51,13 +52,14 @@ class Gate:
         self._on_wait: list[Callable[[], None]] = []
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
-    def enter(self) -> None:
+    def enter(self, *, holds: bool = True) -> None:
+        """A copy begins. It holds optimizers back unless it reads a snapshot."""
         with self._changed:
-            self._open_copies += 1
+            self._open_copies += holds
 
-    def leave(self) -> None:
+    def leave(self, *, held: bool = True) -> None:
         with self._changed:
-            self._open_copies -= 1
+            self._open_copies -= held
             self._changed.notify_all()
 
     def wait(self) -> None:
@@ -113,22 +115,44 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
         return [-1 if t.is_inference() else t._version for t in tensors]
 
 
-class CpuCopier:
-    """Copies tensors in host memory with two threads. Destination views are made once and kept."""
+class Copier:
+    """Copies tensors in host memory with two threads, and has those on devices copied.
+    Destination views are made once and kept."""
 
     def __init__(self) -> None:
+        self.cuda = CudaCopier()
         self._pool = ThreadPoolExecutor(COPY_THREADS, "ckpt-copy", initializer=_yield_to_training)
         self._bases: dict[int, torch.Tensor] = {}
         self._views: dict[tuple[str, int, int, int], list[torch.Tensor]] = {}
 
-    def copy(self, number: int, captured: Captured, region: Region, offset: int) -> None:
-        """Put the members of file `number` into `region` at `offset`."""
+    def copy(
+        self,
+        number: int,
+        captured: Captured,
+        region: Region,
+        offset: int,
+        *,
+        snapshot: Snapshot | None = None,
+        ready: Any = None,
+    ) -> None:
+        """Put the members of file `number` into `region` at `offset`. For tensors on a device,
+        from their snapshot, or else once the event `ready` has passed."""
         file = captured.layout.files[number]
         sources = captured.sources(number)
         views = self._targets(file, captured.layout.digest, region, offset)
         units: list[Callable[[], object]] = []
         small: list[int] = []
+        if snapshot is not None:
+            target = self._base(region)[offset : offset + file.size]
+            self.cuda.copy_snapshot(snapshot, number, file, target)
+            return
+        on_device = [n for n, source in enumerate(sources) if source.is_cuda and source.numel()]
+        if on_device:
+            targets = [views[n] for n in on_device]
+            self.cuda.copy_tensors(targets, [sources[n] for n in on_device], ready)
         for place, member in enumerate(file.members):
+            if sources[place].is_cuda:
+                continue
             if member.item.nbytes >= LARGE_BYTES:
                 units += _units(sources[place], views[place], region, offset + member.offset)
             elif member.item.nbytes:
@@ -142,6 +166,7 @@ class CpuCopier:
 
     def forget(self, region: Region) -> None:
         """Drop all views of a region that is about to be closed."""
+        self.cuda.forget(region)
         self._bases.pop(region.address, None)
         self._views = {k: v for k, v in self._views.items() if k[1] != region.address}
 

@@ -18,6 +18,7 @@ from ckpt.manifest import MANIFEST_NAME, Manifest, frame, step_directory, step_o
 from ckpt.plan import Layout
 from ckpt.stores import Outcome, Store, open_store
 from ckpt.stores.errors import ObjectMissing
+from ckpt.stores.file import FileStore
 from ftcore.base.log import event
 
 log = logging.getLogger(__name__)
@@ -183,5 +184,7 @@ class Target:
                 if ours or now_s - modified_s > FOREIGN_JUNK_AGE_S:
                     gone.append(key)
         self.store.delete(gone)
-        self.store.abort_orphans("", older_than_s=FOREIGN_JUNK_AGE_S)
+        all_ours = hello.count == 1 and all(o.get("host") == here for o in owners.values())
+        is_safe = isinstance(self.store, FileStore) or (all_ours and live == {hello.session})
+        self.store.abort_orphans("step-", older_than_s=0.0 if is_safe else FOREIGN_JUNK_AGE_S)
         return gone
