@@ -135,6 +135,31 @@ def pin(url: str, step: int, remove: bool) -> None:
 
 
 @main.command()
+@click.argument("url")
+@click.option("--size-mb", default=256, show_default=True, help="Size of the object in MiB.")
+@json_option
+def bench(url: str, size_mb: int, as_json: bool) -> None:
+    """Measure the store at URL: conditions, latency, rates with 1, 4 and 16 connections."""
+    from ckpt import commands
+
+    commands.bench(url, size_mb, as_json=as_json)
+
+
+@main.command()
+@click.argument("url")
+@click.argument("to", type=click.Path())
+@click.option("--form", type=click.Choice(["dcp", "safetensors", "torch"]), default="dcp")
+@step_option
+@click.option("--only", default="", help="Only names with this prefix, such as `model.`.")
+@json_option
+def export(url: str, to: str, form: str, step: int | None, only: str, as_json: bool) -> None:
+    """Write a step at URL to the new directory TO in another format."""
+    from ckpt import commands
+
+    commands.export(_store(url), to, form, step, only, as_json=as_json)
+
+
+@main.command()
 @click.option("--linger-s", type=float, default=600.0, show_default=True)
 @click.option("--niceness", type=int, default=15, show_default=True)
 @click.option("--metrics-address", default="", help="HOST:PORT for Prometheus; port 0 picks one.")

@@ -190,3 +190,31 @@ def pin(store: Store, step: int, *, remove: bool) -> None:
     find_manifest(store, step)
     store.put(key, b"pinned\n")
     click.echo(f"step {step} is pinned")
+
+
+def bench(url: str, size_mb: int, *, as_json: bool) -> None:
+    from ckpt.bench import measure, table
+    from ckpt.stores import open_store
+
+    with bar("measuring", 3, quiet=as_json) as progress:
+        found = measure(
+            lambda limits: open_store(url, limits=limits),
+            size_bytes=size_mb << 20,
+            progress=progress,
+        )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        click.echo(table(found))
+
+
+def export(store: Store, to: str, form: str, step: int | None, only: str, *, as_json: bool) -> None:
+    from ckpt.interop import export as write
+
+    manifest = find_manifest(store, step)
+    with bar("exporting", manifest.stored_bytes, quiet=as_json) as progress:
+        write(store, to, form=form, step=manifest.step, only=only, progress=progress)  # type: ignore[arg-type]
+    if as_json:
+        print_json({"step": manifest.step, "to": to, "form": form})
+    else:
+        click.echo(f"step {manifest.step} is in {to}")

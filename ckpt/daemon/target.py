@@ -186,5 +186,5 @@ class Target:
         self.store.delete(gone)
         all_ours = hello.count == 1 and all(o.get("host") == here for o in owners.values())
         is_safe = isinstance(self.store, FileStore) or (all_ours and live == {hello.session})
-        self.store.abort_orphans("step-", older_than_s=0.0 if is_safe else FOREIGN_JUNK_AGE_S)
+        self.store.abort_orphans("", older_than_s=0.0 if is_safe else FOREIGN_JUNK_AGE_S)
         return gone

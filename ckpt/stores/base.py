@@ -141,7 +141,8 @@ class Store(ABC):
 
     @abstractmethod
     def abort_orphans(self, prefix: str = "", *, older_than_s: float) -> Sequence[str]:
-        """Drop uploads begun at least this long ago and never finished; answer their keys."""
+        """Drop uploads begun at least this long ago and never finished, and those whose writer is
+        known to be dead; answer their keys."""
 
     @abstractmethod
     def probe(self) -> Capabilities:

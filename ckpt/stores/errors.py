@@ -32,7 +32,8 @@ class StoreUnavailable(StoreError):
 
 
 class StoreTimeout(StoreUnavailable):
-    """The deadline of the operation passed. The store may or may not have done it."""
+    """The deadline of the operation passed. The store may have done it, or may still do it: a
+    request that was given up can arrive late. So keys name their content or their writer."""
 
 
 class StoreFull(StoreError):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import socket
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +24,9 @@ from ckpt.stores.files import (
     sync_directory,
 )
 from ckpt.stores.parts import check_part, check_whole
+
+# In the name of an unfinished file: the lock of a file of this host is to be believed.
+HOST_TAG = f"@{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 class FileStore(Store):
@@ -119,6 +124,8 @@ class FileStore(Store):
     def _drop_orphan(self, key: str, prefix: str, older_than_s: float) -> bool:
         directory, _, name = key.rpartition("/")
         target = f"{directory}/{name[1:]}" if directory else name[1:]
+        if key.endswith(f"{HOST_TAG}{PARTIAL}"):
+            older_than_s = 0.0  # of this host: the lock alone tells whether its writer lives
         return target.startswith(prefix) and remove_if_orphan(self.root / key, older_than_s)
 
     def probe(self) -> Capabilities:
@@ -168,7 +175,7 @@ class FileUpload(Upload):
         self._key, self._size, self._path = key, size_bytes, store.path(key)
         self._sent: set[int] = set()
         self._lock = threading.Lock()
-        name = f".{self._path.name}.{secrets.token_hex(6)}{PARTIAL}"
+        name = f".{self._path.name}.{secrets.token_hex(6)}{HOST_TAG}{PARTIAL}"
         self._partial = self._path.with_name(name)
         with explained(self._path, "create", size_bytes):
             make_directory(self._path.parent)

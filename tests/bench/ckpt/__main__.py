@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from pathlib import Path
 
@@ -80,21 +81,27 @@ def run_worker(python: str, words: list[str], *, timeout_s: float) -> dict[str, 
     """The worker's figures, or in a few words why there are none."""
     shutil.rmtree(words[2], ignore_errors=True)
     Path(words[2]).mkdir(parents=True)
+    runtime = tempfile.mkdtemp(prefix="ckpt-bench-")
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CKPT_RUNTIME_DIR": runtime}
     worker = subprocess.Popen(
         [python, "-m", "tests.bench.ckpt.worker", *words],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+        env={**os.environ, **ours},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
     )
     try:
-        output, _ = worker.communicate(timeout=timeout_s)
+        worker.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return f"not done in {timeout_s:g} s"
     finally:
-        end_session(worker)
+        end_all(runtime)
+        worker.wait()
+        shutil.rmtree(runtime, ignore_errors=True)
+    log.seek(0)
+    output = log.read()
     found = [line for line in output.splitlines() if line.startswith("RESULT ")]
     if not found:
         lines = [line for line in output.strip().splitlines() if line.strip()]
@@ -103,13 +110,15 @@ def run_worker(python: str, words: list[str], *, timeout_s: float) -> dict[str, 
     return result
 
 
-def end_session(worker: subprocess.Popen[str]) -> None:
-    """Peers leave processes behind; all of them are in the worker's group."""
-    try:
-        os.killpg(worker.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    worker.wait()
+def end_all(runtime: str) -> None:
+    """Peers and daemons leave processes behind: end those with our mark in their environment."""
+    mark = f"CKPT_RUNTIME_DIR={runtime}".encode()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in environ.read_bytes():
+                os.kill(int(environ.parent.name), signal.SIGKILL)
+        except (OSError, ProcessLookupError):
+            continue
 
 
 if __name__ == "__main__":

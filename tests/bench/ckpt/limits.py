@@ -109,7 +109,7 @@ class Limits:
 
     def measure(self) -> dict[str, float]:
         copy = copy_s(self._a, self._b, threads=2)
-        write = min(write_s(self._a, self._path, threads=t) for t in (2, 4))
+        write = write_s(self._a, self._path, threads=4)
         cold = read_s(self._b, self._path, threads=4, cold=True)
         warm = read_s(self._b, self._path, threads=2, cold=False)
         self._path.unlink()

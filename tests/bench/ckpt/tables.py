@@ -19,7 +19,7 @@ COLUMNS = [
     ("disk", lambda r: f"{r['disk_bytes'] / r['bytes']:.3f}"),
 ]
 NOTE = """In brackets: staged as a multiple of a two-thread memcpy, durable as a multiple of that
-memcpy plus an O_DIRECT write with fsync (best of 2 and 4 threads), cold load as a share of a raw
+memcpy plus an O_DIRECT write with fsync (4 threads), cold load as a share of a raw
 read with 4 threads, each measured between the saves of the same run. Milliseconds; medians.
 Memory and disk as multiples of the state; memory is the peak of the first save over what was there
 before it. Durable includes an fsync that some peers leave out."""

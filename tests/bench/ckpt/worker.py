@@ -6,6 +6,7 @@ Prints one JSON object. Runs in the peer's own virtual environment.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import threading
@@ -19,43 +20,33 @@ from tests.bench.ckpt.limits import Limits, drop_pages, seconds
 from tests.bench.ckpt.states import change, make_state, same_bits, size_bytes
 
 LOOP_S = 2.0
-
-
-def shared_now() -> int:
-    """Bytes in shared memory of this machine."""
-    return meminfo("Shmem")
-
-
-def meminfo(name: str) -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
+FORWARD_S = 0.5  # forward and backward after a save, before the optimizer would change the state
 
 
 def family() -> set[int]:
-    """This process and its descendants, also those that were given to init (same session)."""
-    mine = Path("/proc/self/stat").read_text().split()[5]
+    """Processes with this one's runtime directory in their environment: also a daemon."""
+    mark = f"CKPT_RUNTIME_DIR={os.environ['CKPT_RUNTIME_DIR']}".encode()
     found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
+            if mark in environ.read_bytes():
+                found.add(int(environ.parent.name))
+        except (OSError, ProcessLookupError):
             continue
-        if fields[3] == mine:
-            found.add(int(stat.parent.name))
     return found
 
 
 def memory_bytes() -> int:
-    """Private memory of this process and its children, and all shared memory once."""
+    """Memory of this process and its children, what they share counted once (PSS)."""
     total = 0
     for pid in family():
         try:
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith(("Private_Dirty:", "Private_Clean:")):
+                if line.startswith("Pss:"):
                     total += int(line.split()[1]) << 10
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-    return total + shared_now()
+    return total
 
 
 class Peak:
@@ -113,30 +104,33 @@ def lost_s(contestant: Contestant, step_of) -> float:
     done = threading.Event()
     start = time.perf_counter()
     contestant.save()
-    step_of(work)
+    forward = 0
+    while time.perf_counter() - start < FORWARD_S:
+        step_of(work)
+        forward += 1
     contestant.wait_staged()
     threading.Thread(target=lambda: (contestant.wait_done(), done.set())).start()
     count, _ = loop(lambda t: done.is_set() and t > LOOP_S)
     spent = time.perf_counter() - start
     after = loop(lambda t: t > LOOP_S)
     each_s = min(before[1] / before[0], after[1] / after[0])
-    return spent - (count + 1) * each_s
+    return spent - (count + forward) * each_s
 
 
 def measure(name: str, size: str, directory: Path, *, saves: int, loops: bool) -> dict[str, object]:
     state = make_state(size)
     limits = Limits(size_bytes(state), directory)
-    limits.measure()
-    contestant, rows, bounds = CONTESTANTS[name](directory / "data", state), [], []
+    rows, bounds = [], []
     with Peak() as peak:
+        contestant = CONTESTANTS[name](directory / "data", state)
         first = one_save(contestant)
-    for step in range(1, saves + 1):
-        bounds.append(limits.measure())
+    for step in range(2, saves + 2):
+        if step % 2 == 0:  # they cost as much time as the saves
+            bounds.append(limits.measure())
         contestant.forget()
         change(state)
         contestant.step = step
         rows.append(one_save(contestant))
-    bounds.append(limits.measure())
     found: dict[str, object] = {"name": name, "size": size, "bytes": size_bytes(state)}
     found |= {f"first_{key}": value for key, value in first.items()}
     found |= {key: statistics.median(r[key] for r in rows) for key in rows[0]}
