@@ -83,10 +83,16 @@ def assemble(
     count: int,
     dead: Mapping[int, Layout | None],
     covers: MutableMapping[CoverKey, Cover] | None = None,
+    here: Iterable[int] | None = None,
 ) -> Whole | Fill | Waiting | Impossible:
     """Decide about a step of `count` participants. `dead` ones write no more; their layouts say
-    what they held, None that nobody knows. `covers` remembers what was worked out before."""
-    missing = tuple(i for i in range(count) if i not in parts and i not in dead)
+    what they held, None that nobody knows. `covers` remembers what was worked out before.
+
+    With `here` only these participants of one host count, for a disk that only they see: what
+    nobody among them holds is no part of the step.
+    """
+    expected = range(count) if here is None else here
+    missing = tuple(i for i in expected if i not in parts and i not in dead)
     if missing:
         return Waiting(missing=missing)
     unknown = [i for i in dead if i not in parts and dead[i] is None]
@@ -101,7 +107,14 @@ def assemble(
             return found
         cover = covers[key] = found
     if cover.gaps:
-        return _fill(parts, cover.gaps, alive=[i for i in sorted(parts) if i not in dead])
+        filled = _fill(
+            parts,
+            cover.gaps,
+            alive=[i for i in sorted(parts) if i not in dead],
+            may_lack=here is not None,
+        )
+        if here is None or isinstance(filled, Fill):
+            return filled
     files = tuple(parts[i].files[n] for i, n in cover.order)
     return Whole(files=files, tensors=cover.tensors, columns=cover.columns)
 
@@ -120,7 +133,7 @@ def _cover(parts: Mapping[int, Part], dead: Mapping[int, Layout | None]) -> Cove
         if (boxes := _gaps(shape, pieces.get(name, ())))
     }
     tensors = tensors_of(shapes, pieces, layouts.values())
-    text = "" if gaps else json.dumps(columns(tensors), separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(columns(tensors), separators=(",", ":"), ensure_ascii=False)
     return Cover(order=order, tensors=tensors, gaps=gaps, columns=text)
 
 
@@ -194,7 +207,11 @@ def _gaps(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[Box]:
 
 
 def _fill(
-    parts: Mapping[int, Part], gaps: Mapping[str, list[Box]], *, alive: Iterable[int]
+    parts: Mapping[int, Part],
+    gaps: Mapping[str, list[Box]],
+    *,
+    alive: Iterable[int],
+    may_lack: bool,
 ) -> Fill | Impossible:
     left = {name: list(boxes) for name, boxes in gaps.items()}
     asked: dict[int, list[int]] = {}
@@ -203,7 +220,7 @@ def _fill(
             if number not in parts[index].files and _helps(file, left):
                 asked.setdefault(index, []).append(number)
                 _take(file, left)
-    if left:
+    if left and not (may_lack and asked):
         return Impossible(reason=f"{len(left)} tensors have parts that died, such as {min(left)}")
     return Fill(files={i: tuple(numbers) for i, numbers in asked.items()})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -9,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -260,8 +262,11 @@ class Checkpointer:
     ) -> int | None:
         """Fill `state` from the newest complete step, or from `step`, and return the step.
 
-        Returns None when there is none. A step that cannot be read, or whose checksums differ, is
-        passed over for another tier and then for an older step, with a warning. Raises
+        Returns None when there is none. A destination that holds a stock DCP checkpoint or
+        safetensors files instead of steps is read as step 0, without checksums.
+
+        A step that cannot be read, or whose checksums differ, is passed over for another tier and
+        then for an older step, with a warning. Raises
         StateMismatch, with a report and before anything is changed, when names, shapes or types
         differ (strict) or a shape or type differs (not strict). `only` selects names: a prefix,
         prefixes, or a predicate.
@@ -273,19 +278,35 @@ class Checkpointer:
         tiers: list[Tier] = [memory] if memory is not None else []
         if self._peers:
             tiers.append(PeerTier(self._hello.run, self._token, self._peers))
-        tiers += [StoreTier(self.store(d)) for d in self.destinations]
+        tiers += [StoreTier(self.store(d), is_partial=d.private) for d in self.destinations]
         try:
             restorer = Restorer(
                 state, tiers, place=self.place, meeting=self._meeting, planner=self._planner
             )
             with collector_paused():
-                self.last_restored = restorer.run(request)
+                self.last_restored = restorer.run(request) or self._restore_foreign(state, request)
         finally:
             if memory is not None:
                 memory.close()
         if self.last_restored is None:
             return None
         return self.last_restored.step
+
+    def _restore_foreign(self, state: Mapping[str, Any], request: Request) -> Restored | None:
+        """What others wrote, where there is no step of ours."""
+        from ckpt.interop.errors import ForeignFormat
+        from ckpt.interop.foreign import tier_of
+
+        tiers: list[Tier] = []
+        for destination in self.destinations if request.step is None else ():
+            with contextlib.suppress(ForeignFormat):
+                tiers.append(tier_of(self.store(destination), None, lambda name: name))
+        if not any(self._meeting.exchange(bool(tiers))):
+            return None
+        restorer = Restorer(
+            state, tiers, place=self.place, meeting=self._meeting, planner=self._planner
+        )
+        return restorer.run(replace(request, step=0))
 
     def _memory(self) -> MemoryTier | None:
         try:

@@ -28,6 +28,13 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 30.0
 
 
+class Refused(DaemonGone):
+    """The daemon of this host is of another version."""
+
+    remedy = "Stop the old daemon (`ckpt daemon --stop`); the next save starts a new one."
+    retryable = False
+
+
 class Owner(Protocol):
     """Whoever uses the connection: knows what a fresh daemon must be told, and takes answers."""
 
@@ -45,9 +52,24 @@ class Client:
         self._closing = False
         self._answers: dict[int, queue.SimpleQueue[tuple[Message, list[int]]]] = {}
         self._asked = 0
-        self._channel = Channel(connect())
-        self.welcome = self._greet()
+        self.welcome = self._connect_first()
         self._reader = threading.Thread(target=self._read, name="ckpt-events", daemon=True)
+
+    def _connect_first(self) -> tuple[Message, list[int]]:
+        """Connect and greet. A daemon that was just killed may still accept a connection."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        waits = backoff(random.Random(), first_s=0.01, max_s=0.2)
+        while True:
+            self._channel = Channel(self._connect())
+            try:
+                return self._greet()
+            except Refused:
+                raise
+            except (OSError, DaemonGone):
+                self._channel.close()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(next(waits))
 
     def start(self) -> None:
         """Begin to hand answers to the owner."""
@@ -93,9 +115,7 @@ class Client:
         if received is None:
             raise DaemonGone("the daemon closed the connection")
         if received[0]["kind"] == "refused":
-            raise DaemonGone(
-                received[0]["error"], remedy="Stop the old daemon (`ckpt daemon --stop`)."
-            )
+            raise Refused(received[0]["error"])
         return received
 
     def _read(self) -> None:

@@ -20,6 +20,7 @@ class MemoryTier:
     """Asks once and keeps the memory mapped until `close`."""
 
     name = "memory"
+    is_partial = True
 
     def __init__(self, client: Client) -> None:
         self._stack = ExitStack()

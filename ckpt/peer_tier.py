@@ -25,6 +25,7 @@ class PeerTier:
     """Asks every daemon once what it holds of this run. Unreachable ones are passed over."""
 
     name = "peers"
+    is_partial = True
 
     def __init__(self, run: str, token: str, addresses: Sequence[str]) -> None:
         self._run, self._token = run, token

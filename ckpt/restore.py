@@ -49,8 +49,15 @@ class Tier(Protocol):
 class StoreTier:
     """A destination."""
 
-    def __init__(self, store: Store, progress: Callable[[int], None] = lambda n: None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        progress: Callable[[int], None] = lambda n: None,
+        *,
+        is_partial: bool = False,
+    ) -> None:
         self.name, self._store, self._progress = store.url, store, progress
+        self.is_partial = is_partial
 
     def steps(self) -> list[tuple[int, str]]:
         return [(step, "") for step in newest_first(self._store)]
@@ -190,9 +197,9 @@ class Restorer:
                 try:
                     loading.read(tier)
                     break
-                except StateMismatch:
-                    raise
                 except (FtError, OSError) as error:
+                    if isinstance(error, StateMismatch) and not is_partial(tier):
+                        raise
                     last = as_checkpoint_error(error)
                     self._skip(f"{tier.name} step {chosen[0]}: {error}")
                     loading.undo()
@@ -221,6 +228,11 @@ class Restorer:
         )
         event(log, "restored", step=done.step, tier=done.tier, seconds=done.seconds)
         return done, None
+
+
+def is_partial(tier: Tier) -> bool:
+    """Whether a tier may hold only what the ranks of one host had: then the next one is asked."""
+    return bool(getattr(tier, "is_partial", False))
 
 
 def as_checkpoint_error(error: BaseException) -> CheckpointError:

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOMES: dict[str, str] = {}
+_HOMES = {"ElasticSampler": "ftcore.data.sampler", "Manager": "ftcore.manager"}
 
 if TYPE_CHECKING:
-    pass
+    from ftcore.data.sampler import ElasticSampler
+    from ftcore.manager import Manager
+
+__all__ = ["ElasticSampler", "Manager"]
 
 
 def __getattr__(name: str) -> object:

@@ -43,6 +43,7 @@ class Meeting:
         self.parts: dict[int, Part] = {}
         self.dead: dict[int, Layout | None] = {}
         self.committed: int | None = None  # bytes
+        self.included: frozenset[int] = frozenset()  # whose parts are in what was committed
 
     def post(self, part: Part) -> None:
         with self.changed:
@@ -61,6 +62,12 @@ class Committer:
         self._meeting = self._host.meeting(key)
         self._posted_at = f"{step_directory(job.order.step)}/notes/{job.order.attempt}/"
         self._used_store = False
+        self._is_private = target.destination.private
+
+    @property
+    def _is_local(self) -> bool:
+        """Whether nobody elsewhere has to be told: all are here, or nobody else sees this disk."""
+        return self._is_private or self._host.is_all_here(self._job.hello)
 
     def commit(self, part: Part) -> int:
         """Return the bytes of the committed step. Raises IncompleteSave when it cannot be."""
@@ -70,7 +77,7 @@ class Committer:
         while True:
             self._job.check()
             with self._meeting.committing:
-                if self._meeting.committed is not None:
+                if part.index in self._meeting.included and self._meeting.committed is not None:
                     return self._meeting.committed
                 decision = self._decide(late=time.monotonic() > deadline)
                 if isinstance(decision, Whole):
@@ -105,18 +112,19 @@ class Committer:
 
     def _decide(self, *, late: bool) -> Any:
         parts, dead = self._gather()
+        here = self._host.participants_here(self._job.hello) if self._is_private else None
         if late:
             known = self._host.last_layouts(self._job.hello)
-            for index in set(range(self._order.count)) - parts.keys():
+            for index in (here or set(range(self._order.count))) - parts.keys():
                 dead.setdefault(index, known.get(index))
-        return assemble(parts, count=self._order.count, dead=dead, covers=self._host.covers())
+        return assemble(
+            parts, count=self._order.count, dead=dead, covers=self._host.covers(), here=here
+        )
 
     def _gather(self) -> tuple[dict[int, Part], dict[int, Layout | None]]:
         with self._meeting.changed:
             parts, dead = dict(self._meeting.parts), dict(self._meeting.dead)
-        if not self._host.is_all_here(self._job.hello) and len(parts) + len(dead) < max(
-            self._order.count, 2
-        ):
+        if not self._is_local and len(parts) + len(dead) < max(self._order.count, 2):
             notes = self._read_notes()
             parts = {i: n for i, n in notes.items() if isinstance(n, Part)} | parts
             for part in parts.values():  # should it die, this says what it held
@@ -139,7 +147,7 @@ class Committer:
         return part
 
     def _wait(self, seconds: float) -> None:
-        if self._host.is_all_here(self._job.hello):
+        if self._is_local:
             seconds = min(seconds, 0.2)  # only deadlines and cancelling need a look
         with self._meeting.changed:
             self._meeting.changed.wait(seconds)
@@ -147,7 +155,7 @@ class Committer:
     def _post(self, part: Part) -> None:
         self._meeting.post(part)
         self._host.remember_layout(self._job.hello, part)
-        if not self._host.is_all_here(self._job.hello):
+        if not self._is_local:
             self._used_store = True
             self._target.share_layout(part.layout)
             key = f"{self._posted_at}{part.index:05d}.note"
@@ -187,9 +195,14 @@ class Committer:
             metrics={k: v for p in parts.values() for k, v in p.metrics.items()},
         )
         data = manifest.to_bytes(columns_json=whole.columns)
-        replaced = publish(self._target, manifest, data)
+        if self._is_private and self._meeting.included:  # one more rank of this host joined
+            self._target.store.put(manifest_key(order.step), data)
+            replaced = None
+        else:
+            replaced = publish(self._target, manifest, data)
         self._target.remove_replaced(manifest, replaced)
         self._meeting.committed = manifest.stored_bytes
+        self._meeting.included = frozenset(parts)
         with self._meeting.changed:
             self._meeting.changed.notify_all()
         return manifest.stored_bytes

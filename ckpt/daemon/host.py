@@ -87,6 +87,11 @@ class Host:
                 meeting.dead[hello.index] = self._layouts.get((hello.session, hello.index))
             meeting.changed.notify_all()
 
+    def participants_here(self, hello: Hello) -> set[int]:
+        """Participants of a session that are, or were, on this host."""
+        with self._lock:
+            return self._here.get(hello.session, set()) | self._gone.get(hello.session, set())
+
     def is_all_here(self, hello: Hello) -> bool:
         """Whether all participants of the session are, or were, on this host: no notes needed."""
         with self._lock:

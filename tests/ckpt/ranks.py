@@ -197,6 +197,27 @@ def hosts(path):
     stop_daemon()
 
 
+def local_disks(path):
+    """Each host has a disk of its own, with what its ranks held, and reads from there."""
+    on_a_host_of_its_own()
+    mine = Path(path, f"host{dist.get_rank()}")
+    state = sharded("rows", fill=True)
+    with Checkpointer(f"local:{mine}") as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(state, step=step).wait_durable(60)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        shutil.rmtree(mine / "step-0000000002")
+    dist.barrier()
+    found = sharded("rows", fill=False)
+    with Checkpointer(f"local:{mine}") as checkpoints:
+        checkpoints._memory = lambda: None
+        assert checkpoints.restore(found) == 1  # the newest that every rank has
+    check(found, same_world=True)
+    dist.barrier()
+    stop_daemon()
+
+
 def host_dies(path):
     """Replicated state: the host of rank 1 is lost, daemon and all; rank 0 commits without it."""
     runtime = on_a_host_of_its_own()

@@ -57,7 +57,7 @@ def test_a_step_whose_only_holder_died_is_refused_with_the_reason(tmp_path):
 
 
 def test_ranks_on_two_hosts_meet_through_the_store_and_keep_each_others_memory(tmp_path):
-    run_ranks(*_first(2, jobs(tmp_path, "hosts @hosts then ring @ring")))
+    run_ranks(*_first(2, jobs(tmp_path, "hosts @hosts then ring @ring then local_disks @local")))
 
 
 def test_a_lost_host_is_replaced_by_a_replica(tmp_path):

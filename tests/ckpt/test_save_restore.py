@@ -238,6 +238,18 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert manifest.exists(), (runtime / "daemon.log").read_text()
 
 
+def test_a_stock_dcp_checkpoint_in_the_place_of_steps_is_read(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"w": torch.arange(6.0), "b": {"x": torch.ones(2)}}, checkpoint_id=tmp_path)
+    found = {"w": torch.zeros(6), "b": {"x": torch.zeros(2)}}
+    with Checkpointer(tmp_path, inline=True) as checkpoints:
+        assert checkpoints.restore(found) == 0
+        checkpoints.save(found, step=5).wait_durable(30)
+        assert checkpoints.restore(found) == 5
+    assert found["w"].tolist() == [0, 1, 2, 3, 4, 5] and found["b"]["x"].all()
+
+
 def test_the_error_of_a_failed_save_has_a_remedy(tmp_path):
     error = SaveFailed("x")
     assert error.remedy.endswith(".")

@@ -60,6 +60,22 @@ def heal_and_go_on(kind):
     assert bits(list(target)) == bits(list(source))
 
 
+def heal_over_sockets(kind):
+    """Rank i of a joiner heals from rank i of the source, shard to shard, while that trains on."""
+    from ftcore.heal import HealServer, heal
+
+    shape, names, tensor_parallel = MESHES[kind]
+    source, target = fsdp(0, shape, names, tensor_parallel), fsdp(1, shape, names, tensor_parallel)
+    run(*source, steps=3)
+    with HealServer() as server:
+        offer = server.publish(list(source), step=3, quorum_id=1)
+        before = bits(list(source))
+        server.gate()
+        run(*source, steps=1)
+        heal([offer], into=list(target))
+    assert bits(list(target)) == before != bits(list(source))
+
+
 def boxes_cover_every_element_once(kind):
     import torch.distributed as dist
 
@@ -104,6 +120,7 @@ def partial_sums_are_refused(_):
 
 STORIES = [
     (heal_and_go_on, list(MESHES)),
+    (heal_over_sockets, list(MESHES)),
     (boxes_cover_every_element_once, list(MESHES)),
     (export_in_mid_forward_is_refused, [None]),
     (partial_sums_are_refused, [None]),

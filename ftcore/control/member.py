@@ -1,0 +1,231 @@
+"""Decide for one replica group: which step may start, under which quorum, and what to report.
+
+The manager process and the simulator drive it. It has no clock and sends nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from ftcore.wire.messages import (
+    LostMember,
+    Member,
+    Prepare,
+    Quorum,
+    Report,
+    Want,
+    term_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """Run step `step` under `quorum`; first copy the state of its sources when `must_heal`."""
+
+    step: int
+    quorum: Quorum
+    must_heal: bool
+
+
+class MemberCore:
+    """One life of one replica group."""
+
+    def __init__(self, member: Member, *, committed: int = 0, lineage: int = 0) -> None:
+        self.member = member
+        self.committed = committed
+        self.lineage = lineage
+        self.is_valid = True
+        self.quorum: Quorum | None = None  # the one that steps run under
+        self.pending: tuple[Quorum, ...] = ()  # later ones, by from_step
+        self.running: Go | None = None
+        self.want = Want.NOTHING
+        self.reason = ""
+        self._number = 0
+        self._reported: Report | None = None
+        self._seen_id = 0  # the highest id ever seen: lower ones come from a deposed leader
+        self._received_id = 0
+        self._left_id = 0
+        self._healed_id = 0
+        self._failed_id = 0
+        self._prepare: Prepare | None = None
+        self._limit: float = inf
+        self._is_broken = False  # a member of `quorum` is lost: it cannot finish another step
+
+    # What the ranks do
+
+    def try_start(self) -> Go | None:
+        """All ranks stand at a step boundary. Return what to run, or None: not yet."""
+        assert self.running is None
+        self._switch()
+        if self.quorum is None:
+            if not self.pending and self.want is Want.NOTHING:
+                self.want = Want.SEAT
+            return None
+        must_heal = self._must_heal(self.quorum)
+        step = self.quorum.from_step if must_heal else self.committed
+        if self._failed_id or self._is_broken or step > self._limit:
+            return None
+        self.running = Go(step=step, quorum=self.quorum, must_heal=must_heal)
+        return self.running
+
+    def heal_began(self) -> None:
+        """From now on the state is a mixture, until `heal_ended`."""
+        self.is_valid = False
+
+    def heal_ended(self, lineage: int) -> None:
+        """The state is that of the sources at the running step."""
+        assert self.running is not None
+        self.is_valid = True
+        self.committed = self.running.step
+        self.lineage = lineage
+        self._healed_id = self.running.quorum.quorum_id
+
+    def finish(self, *, is_committed: bool, reason: str = "") -> None:
+        """The running step ended on all ranks."""
+        assert self.running is not None
+        quorum = self.running.quorum
+        self.running = None
+        if is_committed:
+            assert self.is_valid and not self._must_heal(quorum)
+            self.committed += 1
+            self.lineage = quorum.quorum_id
+        else:
+            self._failed_id, self.reason = quorum.quorum_id, reason
+        if self._prepare is not None and self._prepare.is_broken:
+            self._limit = self._promise_limit(self._prepare)
+
+    def leave(self, reason: str) -> None:
+        """Drain: out at the next boundary that the lighthouse names."""
+        self.want, self.reason = Want.LEAVE, reason
+
+    def die(self, reason: str) -> None:
+        """A rank is gone, so this life of the group is over."""
+        self.want, self.reason = Want.GONE, reason
+
+    # What the lighthouse says
+
+    def prepare(self, prepare: Prepare) -> bool:
+        """Promise now when possible; when broken, once the running step has ended.
+
+        Return whether the running step has to be aborted.
+        """
+        must_abort = prepare.must_abort and self.running is not None
+        if prepare.change_id <= self._seen_id:
+            return must_abort and prepare.change_id == self._seen_id
+        self._seen_id = prepare.change_id
+        self._prepare = prepare
+        self._limit = self._promise_limit(prepare)
+        return must_abort
+
+    def _promise_limit(self, prepare: Prepare) -> int:
+        """How far this group may go without the new quorum: one step beyond the last it started."""
+        if prepare.is_broken:
+            return self.committed - 1
+        return int(min(self._limit, self._last_started() + 1))
+
+    def _last_started(self) -> int:
+        """The highest step index this group is bound to run under the quorums it has."""
+        started = self.running.step if self.running else self.committed - 1
+        heals = (q.from_step for q in self.pending if self._must_heal(q))
+        return max([started, *heals])
+
+    def new_quorum(self, quorum: Quorum) -> bool:
+        """Take a quorum; return False when it is older than what was seen (a deposed leader)."""
+        is_deposed = term_of(quorum.quorum_id) < term_of(self._seen_id)
+        if is_deposed or quorum.quorum_id <= self._received_id:
+            return False
+        self._received_id = quorum.quorum_id
+        self._seen_id = max(self._seen_id, quorum.quorum_id)
+        if self._prepare is not None and self._prepare.change_id <= quorum.quorum_id:
+            self._prepare = None
+        if self._may_switch(quorum):
+            self.pending = (quorum,)
+        else:
+            earlier = tuple(q for q in self.pending if q.from_step < quorum.from_step)
+            self.pending = (*earlier, quorum)
+        self._limit = inf  # a promise counts only together with the quorum that it was given under
+        if self._prepare is not None:
+            self._limit = self._promise_limit(self._prepare)
+        if self.want is Want.SEAT and self.member.life in quorum.lives:
+            self.want = Want.NOTHING
+        if self.running is None:
+            self._switch()
+        return True
+
+    def lost_member(self, lost: LostMember) -> bool:
+        """Return whether the running step cannot end any more: abort its process group."""
+        life = (lost.replica_id, lost.incarnation)
+        if life == self.member.life:
+            return self._let_go(lost.quorum_id)
+        if self.quorum is None or life not in self.quorum.lives:
+            return False
+        self._is_broken = True
+        return self.running is not None and self.running.quorum is self.quorum
+
+    def report(self) -> Report:
+        """All that the lighthouse needs to know: sent at least at every heartbeat."""
+        self._number += 1
+        self._reported = self._facts()
+        return replace(self._reported, number=self._number)
+
+    def news(self) -> Report | None:
+        """The report, if it differs from the last one in more than the count of steps."""
+        old = self._reported
+        if old is not None:
+            old = replace(old, committed=self.committed, lineage=self.lineage)
+        return self.report() if self._facts() != old else None
+
+    def _facts(self) -> Report:
+        prepare = self._prepare
+        has_promised = prepare is not None and not (prepare.is_broken and self.running)
+        return Report(
+            member=self.member,
+            number=0,
+            quorum_id=self._received_id,
+            left_id=self._left_id,
+            committed=self.committed,
+            is_valid=self.is_valid,
+            lineage=self.lineage,
+            promised=prepare.change_id if prepare and has_promised else 0,
+            limit=int(self._limit) if self._limit < inf else 0,
+            failed_id=self._failed_id,
+            want=self.want,
+            reason=self.reason,
+        )
+
+    @property
+    def standing(self) -> Quorum | None:
+        """The newest quorum this group is in: what a new lighthouse has to know."""
+        return self.pending[-1] if self.pending else self.quorum
+
+    def _must_heal(self, quorum: Quorum) -> bool:
+        is_named = self.member.life in quorum.lives and self.member.replica_id in quorum.healing
+        return is_named and self._healed_id != quorum.quorum_id
+
+    def _may_switch(self, quorum: Quorum) -> bool:
+        """A healing member enters at once, the others when they have reached the boundary."""
+        return self._must_heal(quorum) or quorum.from_step <= self.committed
+
+    def _switch(self) -> None:
+        """Enter every pending quorum whose time has come."""
+        while self.pending and self._may_switch(self.pending[0]):
+            quorum, *later = self.pending
+            self.pending = tuple(later)
+            self._failed_id, self._is_broken = 0, False
+            if self.member.life in quorum.lives:
+                self.quorum = quorum
+            else:
+                self.quorum = None
+                self.want = Want.GONE if self.want is Want.LEAVE else Want.NOTHING
+
+    def _let_go(self, quorum_id: int) -> bool:
+        """This group was counted as lost: it will finish no step of that quorum."""
+        if quorum_id < self._received_id:
+            return False
+        self._left_id = quorum_id
+        self._received_id = max(self._received_id, quorum_id)  # a late NewQuorum of it is refused
+        self.quorum, self.pending = None, ()
+        self._prepare, self._limit = None, inf
+        self._is_broken, self._failed_id = False, 0
+        return self.running is not None

@@ -1,0 +1,1 @@
+"""The manager process: one per replica group, beside its ranks, never in their way. No torch."""

@@ -1,0 +1,126 @@
+"""Run the manager of one replica group: `python -m ftcore.daemon CONFIG_JSON`.
+
+Started by group rank 0. It prints the address of its socket, serves its ranks, keeps the stream to
+the lighthouse, and ends with its ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+
+from ftcore.base.log import configure_logging, event
+from ftcore.daemon.group import Config, Group
+from ftcore.daemon.uplink import LighthouseUnreachable, Uplink
+from ftcore.daemon.watch import ProcessWatch, watch_stopped
+from ftcore.wire.codec import encode_report
+from ftcore.wire.frames import FrameProtocol
+
+log = logging.getLogger("ftcore.daemon")
+
+
+async def run(config: Config, parent_pid: int) -> None:
+    group = Group(config)
+    uplink = Uplink(
+        config.endpoints,
+        hello=group.hello_bytes,
+        report=group.report_bytes,
+        news=group.news_bytes,
+        order=group.order,
+    )
+    watch = ProcessWatch(died=group.rank_died)
+    group.poke = uplink.poke
+    server = await _listen(group)
+    watch.add(parent_pid)
+    tasks = [
+        asyncio.create_task(_reach_lighthouse(group, uplink, watch, config.attach_timeout_s)),
+        asyncio.create_task(_watch_parent(group, parent_pid)),
+        asyncio.create_task(
+            watch_stopped(
+                lambda: watch.pids, limit_s=config.stopped_limit_s, stopped=group.rank_stopped
+            )
+        ),
+    ]
+    await group.ended.wait()
+    if group.core is not None:
+        await uplink.say_last(encode_report(group.core.report()))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    watch.close()
+    server.close()
+    await asyncio.sleep(0.05)  # let the last words to the ranks leave
+
+
+async def _listen(group: Group) -> asyncio.Server:
+    """Listen on an abstract unix socket, which leaves no file behind however this process ends."""
+    loop = asyncio.get_running_loop()
+
+    def connection() -> FrameProtocol:
+        return FrameProtocol(group.received, group.closed)
+
+    config = group.config
+    if config.listen_host:
+        server = await loop.create_server(connection, config.listen_host, 0)
+        host, port = server.sockets[0].getsockname()[:2]
+        tcp = f"{host}:{port}"
+    else:
+        server, tcp = None, ""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"\0ftcore-{os.getpid()}-{config.incarnation}"
+    sock.bind(name)
+    unix_server = await loop.create_unix_server(connection, sock=sock)
+    print(json.dumps({"unix": name[1:], "tcp": tcp}), flush=True)
+    if server is not None:
+        unix_server.close_tcp = server.close  # type: ignore[attr-defined]
+    return unix_server
+
+
+async def _reach_lighthouse(
+    group: Group, uplink: Uplink, watch: ProcessWatch, timeout_s: float
+) -> None:
+    await group.introduced.wait()
+    for rank in group.ranks.values():
+        if rank.hello.host == socket.gethostname():
+            watch.add(rank.hello.pid)
+    holding = asyncio.create_task(uplink.run())
+    try:
+        try:
+            await uplink.wait_attached(timeout_s)
+        except LighthouseUnreachable as error:
+            group.stop(str(error), error.remedy)
+        await holding
+    finally:
+        holding.cancel()
+
+
+async def _watch_parent(group: Group, parent_pid: int) -> None:
+    """A trainer that dies before it says hello takes this process with it."""
+    while not group.introduced.is_set():
+        await asyncio.sleep(0.2)
+        if os.getppid() != parent_pid:
+            group.end("the trainer ended before it was ready", is_clean=True)
+            return
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    level = config.pop("log_level", "WARNING")
+    parent_pid = config.pop("parent_pid")
+    config["endpoints"] = tuple(config["endpoints"])
+    configure_logging(level="WARNING")
+    logging.getLogger("ftcore").setLevel(level)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer; we end with it
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run(Config(**config), parent_pid))
+    event(log, "manager.ended", level=logging.DEBUG)
+
+
+if __name__ == "__main__":
+    main()

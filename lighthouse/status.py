@@ -1,0 +1,85 @@
+"""Say in plain values how a job stands, for /status, the command line and the metrics."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ftcore.wire.messages import show_id
+from lighthouse.core import JobCore
+from lighthouse.quorum import Decision, Hold, Seat, Waiting
+
+JsonDict = dict[str, object]
+
+
+def job_status(core: JobCore, decision: Decision | None, now: float) -> JsonDict:
+    """One job as JSON: its quorum, its groups, and what it waits for."""
+    standing = core.standing
+    return {
+        "job": core.job,
+        "quorum_id": standing.quorum_id if standing else 0,
+        "quorum": show_id(standing.quorum_id) if standing else "none",
+        "from_step": standing.from_step if standing else 0,
+        "members": list(standing.replica_ids) if standing else [],
+        "healing": sorted(standing.healing) if standing else [],
+        "waiting": waiting_sentence(core, decision, now),
+        "groups": {name: _group(core, seat, now) for name, seat in sorted(core.seats.items())},
+    }
+
+
+def _group(core: JobCore, seat: Seat, now: float) -> JsonDict:
+    report = seat.report
+    return {
+        "state": group_state(core, seat),
+        "incarnation": report.member.incarnation,
+        "committed": report.committed,
+        "quorum_id": report.quorum_id,
+        "heard_s_ago": round(now - seat.heard_at, 3),
+        "is_connected": seat.closed_at == inf,
+        "store_address": report.member.store_address,
+        "reason": report.reason,
+    }
+
+
+def group_state(core: JobCore, seat: Seat) -> str:
+    """member, healing, waiting, leaving, failed or joining."""
+    report, standing = seat.report, core.standing
+    is_member = standing is not None and report.member.life in standing.lives
+    if report.want.name == "LEAVE":
+        return "leaving"
+    if report.failed_id and is_member:
+        return "failed"
+    if is_member and not report.is_valid:
+        return "healing"
+    if is_member:
+        return "member"
+    return "waiting" if report.want.name == "SEAT" else "joining"
+
+
+def waiting_sentence(core: JobCore, decision: Decision | None, now: float) -> str:
+    """What a waiting job waits for and until when; empty while the quorum stands."""
+    if not isinstance(decision, Waiting) or decision.hold is Hold.STANDING:
+        return ""
+    names = ", ".join(decision.whom[:8]) + (" and more" if len(decision.whom) > 8 else "")
+    until = "" if decision.until == inf else f", for {max(0.0, decision.until - now):.1f} s at most"
+    count, least = len(decision.whom), core.policy.replicas_min
+    match decision.hold:
+        case Hold.TOO_FEW:
+            here = f"only {count} asked ({names})" if count else "none asked yet"
+            return f"waiting for {least} replica groups: {here}{until}"
+        case Hold.NO_MAJORITY:
+            return f"waiting for a majority: {count} of {len(core.seats)} living groups asked"
+        case Hold.STRAGGLERS:
+            return f"waiting for {names}, alive but not at a step boundary{until}"
+        case Hold.PROMISES:
+            return f"waiting for {names} to end the running step{until}"
+        case Hold.ORPHANS:
+            return (
+                f"waiting for {names}: no member of the last quorum is here and they may still be "
+                f"training; restart them under the same replica_id, or `lighthouse evict` them"
+            )
+        case Hold.NO_STATE:
+            return f"no group has a whole state ({names}): restart the job from a checkpoint"
+        case Hold.LEARNING:
+            return f"just started: waiting for groups of an earlier lighthouse{until}"
+        case _:
+            return decision.hold.value
