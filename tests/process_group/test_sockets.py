@@ -103,8 +103,8 @@ def test_a_store_listens_on_the_given_interface_only():
 
 
 def test_an_interface_that_is_none_of_this_machine_is_a_group_error():
-    group = GlooGroup(interface="192.0.2.1")
-    with pytest.raises(GroupError):
+    host, group = host_store(), GlooGroup(interface="192.0.2.1")
+    with pytest.raises(GroupError, match=r"Cannot resolve 192\.0\.2\.1"):
         group.configure(
-            store_address=host_store().address, prefix="q", rank=0, world_size=2, timeout_s=5
+            store_address=host.address, prefix="q", rank=0, world_size=2, timeout_s=HANG_S
         )
