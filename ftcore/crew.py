@@ -68,6 +68,25 @@ class Crew:
         )
         return dist.PrefixStore(self._prefix(quorum) + "/values", client)
 
+    def meet(self, *, timeout_s: float) -> None:
+        """Wait until all members are here, or one is lost, or `timeout_s` is over.
+
+        Called after the last step: a member that leaves earlier would break the reduction that
+        another one has not quite ended.
+        """
+        quorum = self.quorum
+        if quorum is None or len(quorum.members) == 1:
+            return
+        deadline = time.monotonic() + timeout_s
+        keys = [f"done/{rank}" for rank in range(len(quorum.members))]
+        try:
+            store = self.store(quorum, timeout_s=timeout_s)
+            store.set(keys[self.group.rank()], "")
+            while self.error is None and time.monotonic() < deadline and not store.check(keys):
+                time.sleep(0.002)
+        except (dist.DistError, RuntimeError):
+            return  # the member that hosts the store saw everybody, and left
+
     def _prefix(self, quorum: Quorum) -> str:
         return f"{self._job}/{show_id(quorum.quorum_id)}/{self._rank}"
 

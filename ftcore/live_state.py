@@ -43,7 +43,7 @@ class LiveState:
             "optimizer": optimizer,
             "ftcore": position,
         }
-        optimizer.register_step_pre_hook(lambda *_: self._before_update())
+        optimizer.register_step_pre_hook(lambda *_: self.before_update())
 
     @property
     def address(self) -> str:
@@ -103,7 +103,7 @@ class LiveState:
     def close(self) -> None:
         self._server.close()
 
-    def _before_update(self) -> None:
+    def before_update(self) -> None:
         """What joiners have not read yet is copied aside before the optimizer overwrites it."""
         self._server.gate()
 

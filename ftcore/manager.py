@@ -36,6 +36,8 @@ from ftcore.wire.messages import show_id
 
 log = logging.getLogger("ftcore")
 
+_MEET_TIMEOUT_S = 10.0  # how long a group that has finished waits for the others
+
 _GRADIENTS: dict[str, Callable[..., Gradients]] = {
     "exact": ExactGradients,
     "fast": FastGradients,
@@ -163,6 +165,7 @@ class Manager:
                 yield step
                 if not step.is_committed:
                     raise StepNotIterated(f"step {step.index} was left before it was committed")
+            self.crew.meet(timeout_s=_MEET_TIMEOUT_S)
         except GroupStopped as stop:
             if not stop.facts.get("is_clean"):
                 raise self._explained(stop) from None
@@ -219,7 +222,7 @@ class Manager:
                 self._attached().healed(self.state.lineage)
             elif grant.quorum.healing and grant.step == grant.quorum.from_step:
                 step.times.export_s = self.state.offer(grant, self.crew)
-        except (GroupError, HealFailed, OfferRefused, dist.DistStoreError) as error:
+        except (GroupError, HealFailed, OfferRefused, dist.DistError) as error:
             return str(error)
         return ""
 

@@ -57,7 +57,7 @@ class OuterSteps:
         self.quantize, self.keep = quantize, keep
         self.fragments = make_fragments(params, schedule.fragments)
         self._group = group
-        self._before_update = before_update  # state that a joiner still reads is copied aside
+        self.before_update = before_update  # state that a joiner still reads is copied aside
         self._inner_done = 0
         self._losses: list[torch.Tensor] = []
         self._change: torch.Tensor | None = None
@@ -135,7 +135,7 @@ class OuterSteps:
         result."""
         assert self._averaged is not None
         fragment = self.fragments[self._fragment]
-        self._before_update()
+        self.before_update()
         change = self._averaged[: fragment.outer.numel()]
         self.optimizer.step(fragment.outer, fragment.velocity, change)
         fragment.adopt(keep=self.keep)
@@ -203,7 +203,7 @@ def diloco(
         optimizer=OuterOptimizer(rate=outer_rate, momentum=outer_momentum),
         quantize=quantize,
         keep=keep,
-        before_update=manager.state._before_update,
+        before_update=manager.state.before_update,
     )
     manager.gradients = outer
     manager.register_state("outer", outer.get_state, outer.set_state)
