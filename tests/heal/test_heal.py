@@ -313,6 +313,27 @@ def test_progress_is_told_on_the_calling_thread(server):
     assert {thread for _, _, thread in seen} == {threading.get_ident()}
 
 
+def test_what_progress_raises_ends_the_heal_and_its_threads():
+    class QuorumChanged(Exception):
+        pass
+
+    def raise_once_under_way(progress):
+        if progress.bytes_done:
+            raise QuorumChanged
+
+    before = threading.active_count()
+    with ExitStack() as stack:
+        _, offers = publish_same(stack, 1)
+        with pytest.raises(QuorumChanged):
+            heal(
+                offers,
+                into=state(1, megabytes=16),
+                bandwidth_max=1e8,
+                progress=raise_once_under_way,
+            )
+    assert threading.active_count() == before
+
+
 def test_only_one_thread_publishes(server):
     server.publish(state(0), step=1, quorum_id=1)
     errors = []
