@@ -154,7 +154,7 @@ def test_two_joiners_heal_from_one_source_at_once(server):
 
 def test_a_source_that_dies_in_mid_transfer_is_replaced_by_the_others():
     with ExitStack() as stack:
-        source, offers = publish_same(stack, 2, bandwidth_max=1e8)
+        source, offers = publish_same(stack, 2, bandwidth_max=4e7)
         dying = stack.enter_context(Proxy(offers[0], passed_max=10_000_000))
         joiner = state(1, megabytes=16)
         report = heal([dying.offer, offers[1]], into=joiner)
