@@ -29,6 +29,9 @@ class Records(Protocol):
 
     def newest(self) -> Mapping[str, Quorum]: ...
 
+    def may_speak(self) -> bool:
+        """Whether this lighthouse leads at this moment: a deposed one says nothing more."""
+
     async def write(self, record: Record) -> None:
         """Return once the record is durable; raise Deposed when another lighthouse leads."""
 
@@ -45,6 +48,9 @@ class MemoryRecords:
 
     def newest(self) -> Mapping[str, Quorum]:
         return self._newest
+
+    def may_speak(self) -> bool:
+        return True
 
     async def write(self, record: Record) -> None:
         self._newest[record.job] = record.quorum
@@ -65,6 +71,9 @@ class JournalRecords:
 
     def newest(self) -> Mapping[str, Quorum]:
         return self._newest
+
+    def may_speak(self) -> bool:
+        return True
 
     async def write(self, record: Record) -> None:
         """Blocks the event loop for one fsync, a few milliseconds: quorum changes are rare."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from math import inf
 
-import grpc
-
 from ftcore.base.errors import FtError
 from ftcore.base.log import event
-from ftcore.wire.codec import MESSAGE_BYTES_MAX, decode_from_group, encode_order
+from ftcore.wire.codec import decode_from_group, encode_order
 from ftcore.wire.errors import BadMessage
 from ftcore.wire.messages import (
     Attached,
@@ -26,9 +25,10 @@ from ftcore.wire.messages import (
 )
 from lighthouse.core import Fact, JobCore, Life, Turn
 from lighthouse.errors import StreamRefused
-from lighthouse.quorum import Decision, Policy
+from lighthouse.quorum import Decision, Hold, Policy, Waiting
 from lighthouse.records import Records
 from lighthouse.status import JsonDict, job_status
+from lighthouse.times import JobTimes
 
 log = logging.getLogger("lighthouse")
 
@@ -66,6 +66,9 @@ class Job:
         self.decision: Decision | None = None
         self.facts: deque[Fact] = deque(maxlen=FACTS_MAX)
         self.counts: dict[str, int] = {}
+        self.times = JobTimes()
+        self._timeline: deque[JsonDict] = deque(maxlen=FACTS_MAX)
+        self._heard_at: dict[str, float] = {}
         self._records = records
         self._clock = clock
         self._outboxes: dict[Life, Outbox] = {}
@@ -91,6 +94,7 @@ class Job:
         """Carry out a turn: at once if nothing has to be durable first, else in its order."""
         if turn.decision is not None:
             self.decision = turn.decision
+            self.times.stands(_is_standing(turn.decision), self._clock())
         for fact in turn.facts:
             self._note(fact)
         self._set_timer(turn.wake_at)
@@ -107,6 +111,8 @@ class Job:
             self._send(turn)
 
     def _send(self, turn: Turn) -> None:
+        if not self._records.may_speak():
+            return
         encoded: dict[int, bytes] = {}  # one member list for all, serialized once
         for life, order in turn.orders:
             outbox = self._outboxes.get(life)
@@ -134,6 +140,49 @@ class Job:
         self.counts[fact.what] = self.counts.get(fact.what, 0) + 1
         quorum = show_id(fact.quorum_id)
         event(log, fact.what, job=self.core.job, quorum=quorum, who=fact.about, why=fact.detail)
+
+        self._timeline.append(
+            {
+                "time": round(time.time(), 3),
+                "what": fact.what,
+                "about": fact.about,
+                "detail": fact.detail,
+                "quorum": quorum,
+            }
+        )
+        self._keep_times(fact)
+
+    def _keep_times(self, fact: Fact) -> None:
+        match fact.what:
+            case "member.lost":
+                self.times.lost(heard_at=self._heard_at.pop(fact.about, None), now=fact.at)
+            case "quorum.issued":
+                self.times.issued(fact.at)
+            case "change.started" if fact.detail.startswith("a step failed"):
+                self.times.step_failed()
+
+    def history(self) -> list[JsonDict]:
+        """What happened, oldest first, by the wall clock."""
+        return list(self._timeline)
+
+    def heard(self, report: Report) -> None:
+        """A report came in."""
+        now = self._clock()
+        self._heard_at[report.member.replica_id] = now
+        self.times.committed(report.committed, now)
+        self.take(self.core.report(report, now))
+
+    def knows(self, replica_id: str) -> bool:
+        standing = self.core.standing
+        return replica_id in self.core.seats or (
+            standing is not None and replica_id in standing.replica_ids
+        )
+
+    def drain(self, replica_id: str, reason: str) -> None:
+        self.take(self.core.drain(replica_id, reason, self._clock()))
+
+    def evict(self, replica_id: str, reason: str) -> None:
+        self.take(self.core.evict(replica_id, reason, self._clock()))
 
     def close(self) -> None:
         self._performer.cancel()
@@ -192,13 +241,18 @@ class Lighthouse:
             self.failed.set_result(task.exception())  # type: ignore[arg-type]
 
     async def serve_stream(
-        self, read: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]
+        self,
+        read: AsyncIterator[bytes],
+        write: Callable[[bytes], Awaitable[None]],
+        *,
+        admit: Callable[[str], None] = lambda job: None,
     ) -> None:
         """Serve one manager until either side ends the stream. Raises StreamRefused, BadMessage."""
         outbox = Outbox()
         hello = decode_from_group(await anext(read, b""), member=None)
         if not isinstance(hello, Hello):
             raise BadMessage("the first message of a stream is no hello")
+        admit(hello.job)
         job, member = self.job(hello.job), hello.report.member
         if len(job.core.seats) >= GROUPS_MAX:
             raise StreamRefused(f"job {hello.job} already has {GROUPS_MAX} replica groups")
@@ -220,12 +274,13 @@ class Lighthouse:
             report = decode_from_group(data, member=member)
             if not isinstance(report, Report):
                 raise BadMessage("a stream said hello twice")
-            job.take(job.core.report(report, self._clock()))
+            job.heard(report)
 
     def status(self) -> JsonDict:
         now = self._clock()
         jobs: Mapping[str, JsonDict] = {
-            name: job_status(job.core, job.decision, now) for name, job in sorted(self.jobs.items())
+            name: job_status(job.core, job.decision, now) | job.times.summary(now)
+            for name, job in sorted(self.jobs.items())
         }
         return {"term": self.records.term, "jobs": jobs}
 
@@ -234,39 +289,10 @@ class Lighthouse:
             job.close()
 
 
+def _is_standing(decision: Decision) -> bool:
+    return isinstance(decision, Waiting) and decision.hold is Hold.STANDING
+
+
 async def _write_all(outbox: Outbox, write: Callable[[bytes], Awaitable[None]]) -> None:
     while (data := await outbox.queue.get()) is not None:
         await write(data)
-
-
-def attach_handler(lighthouse: Lighthouse) -> grpc.GenericRpcHandler[bytes, bytes]:
-    """`ftcore.v1.Lighthouse/Attach` in raw bytes, so that an order for many is encoded once."""
-
-    async def attach(
-        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> None:
-        try:
-            await lighthouse.serve_stream(aiter(requests), context.write)
-        except (BadMessage, StreamRefused) as error:
-            event(log, "stream.refused", peer=context.peer(), reason=str(error))
-            refused = Refused(what=str(error), remedy=error.remedy)
-            await context.write(encode_order(refused))
-
-    method = grpc.stream_stream_rpc_method_handler(attach)
-    return grpc.method_handlers_generic_handler("ftcore.v1.Lighthouse", {"Attach": method})
-
-
-def make_grpc_server(lighthouse: Lighthouse) -> grpc.aio.Server:
-    """A server without a port yet, with limits that a bad client cannot get past."""
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 5_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-        ]
-    )
-    server.add_generic_rpc_handlers((attach_handler(lighthouse),))
-    return server

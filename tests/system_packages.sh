@@ -6,6 +6,7 @@ packages=""
 need() { command -v "$1" >/dev/null 2>&1 || packages="$packages $2"; }
 # need COMMAND PACKAGE
 need etcd etcd-server
+need chromium chromium
 [ -z "$packages" ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "not root on Debian: tests that need$packages are skipped"
