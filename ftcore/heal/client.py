@@ -73,7 +73,8 @@ def heal(
     more. A source that dies, falls silent for `silent_s` or sends damaged bytes is replaced by the
     others. With `in_place` bytes are received straight into the live tensors, so that a failure
     leaves them torn; without it they are kept aside until all are verified. `bandwidth_max` is in
-    bytes a second. `progress` is called on this thread.
+    bytes a second. `progress` is called on this thread, every 50 ms at least; what it raises ends
+    the heal (a manager that hears of a new quorum).
 
     Raises LayoutDiffers, before anything is written, when the states do not have the same tensors,
     OfferRefused when no source serves this step any more, and HealFailed (its `is_torn` says
@@ -151,14 +152,13 @@ def _wait(
     progress: Callable[[HealProgress], object] | None,
 ) -> None:
     """Look after a transfer until it is complete; raise HealFailed when it cannot be."""
-    shown = -1
     while True:
         finished = receiver.wait(TICK_S)
         sink.copy_completed()
-        if progress and (sink.bytes_done != shown):
-            shown = sink.bytes_done
+        if progress:
             seconds = time.monotonic() - started
-            progress(HealProgress(bytes_done=shown, bytes_total=sink.total, seconds=seconds))
+            done, total = sink.bytes_done, sink.total
+            progress(HealProgress(bytes_done=done, bytes_total=total, seconds=seconds))
         if finished:
             return
         why = receiver.why_hopeless()

@@ -154,7 +154,7 @@ def test_two_joiners_heal_from_one_source_at_once(server):
 
 def test_a_source_that_dies_in_mid_transfer_is_replaced_by_the_others():
     with ExitStack() as stack:
-        source, offers = publish_same(stack, 2, bandwidth_max=1e8)
+        source, offers = publish_same(stack, 2, bandwidth_max=4e7)
         dying = stack.enter_context(Proxy(offers[0], passed_max=10_000_000))
         joiner = state(1, megabytes=16)
         report = heal([dying.offer, offers[1]], into=joiner)
@@ -311,6 +311,27 @@ def test_progress_is_told_on_the_calling_thread(server):
     )
     assert seen[-1][0] == seen[-1][1] > 0
     assert {thread for _, _, thread in seen} == {threading.get_ident()}
+
+
+def test_what_progress_raises_ends_the_heal_and_its_threads():
+    class QuorumChanged(Exception):
+        pass
+
+    def raise_once_under_way(progress):
+        if progress.bytes_done:
+            raise QuorumChanged
+
+    before = threading.active_count()
+    with ExitStack() as stack:
+        _, offers = publish_same(stack, 1)
+        with pytest.raises(QuorumChanged):
+            heal(
+                offers,
+                into=state(1, megabytes=16),
+                bandwidth_max=1e8,
+                progress=raise_once_under_way,
+            )
+    assert threading.active_count() == before
 
 
 def test_only_one_thread_publishes(server):

@@ -43,12 +43,12 @@ def killer(child):
 
 def test_a_source_killed_in_mid_transfer_is_replaced():
     source, joiner = state(0, MEGABYTES, steps=1), state(1, MEGABYTES)
-    with process("source") as child, HealServer(bandwidth_max=5e7) as server:
+    with process("source") as child, HealServer() as server:
         offers = [
             Offer.from_json(json.loads(child.first_line)),
             server.publish(source, step=1, quorum_id=1),
         ]
-        report = heal(offers, into=joiner, progress=killer(child))
+        report = heal(offers, into=joiner, bandwidth_max=5e7, progress=killer(child))
     assert bits(joiner) == bits(source)
     assert report.sources[0].lost
 
