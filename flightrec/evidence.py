@@ -19,7 +19,9 @@ from flightrec.stacks import looks_like_stack, read_stacks
 HEAD_BYTES = 256 << 10  # enough to see what a text is; training output may precede the first line
 FILE_BYTES_MAX = 512 << 20  # a log above this is not read: cut it first
 FILES_MAX = 200_000
-LOG_SUFFIXES = {".log", ".txt", ".out", ".err", ""}
+FIRST_BYTES = 4096  # enough to tell JSON and pickles
+LOG_SUFFIXES = {".log", ".txt", ".out", ".err"}
+SUFFIXES = LOG_SUFFIXES | {"", ".json", ".stack", ".pyspy", ".ras"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +88,22 @@ def _read(found: dict[str, str], notes: tuple[str, ...]) -> Beside:
         exits += read_exits(_text(path), source=path)
     evidence = Evidence(
         exits=_one_each(exits),
-        stacks=tuple(sorted(set(stacks), key=lambda s: (s.rank, s.thread, str(s.frames)))),
+        stacks=tuple(_once(stacks)),
         ras=tuple(_merged(ras)),
         notes=notes,
     )
     return Beside(evidence=evidence, book=book, files=frozenset(found))
+
+
+def _once(stacks: Iterable[Stack]) -> Iterator[Stack]:
+    """Each stack once: py-spy and the process itself may tell of the same one, with the functions
+    named in two ways."""
+    seen = set()
+    for stack in sorted(set(stacks), key=lambda s: (s.rank, s.thread, str(s.frames))):
+        lines = stack.rank, stack.thread, tuple((f.filename, f.line) for f in stack.frames)
+        if lines not in seen:
+            seen.add(lines)
+            yield stack
 
 
 def _one_each(exits: Iterable[Exit]) -> tuple[Exit, ...]:
@@ -141,33 +154,36 @@ def _files(paths: Sequence[str], *, must_exist: bool = False) -> Iterator[str]:
 
 def _kind_of(path: str) -> str | None:
     """Tell a file by its content. Dumps, archives and anything binary are none of ours."""
-    suffixes = Path(path).suffixes
-    is_text_name = not suffixes or suffixes[0] in LOG_SUFFIXES or suffixes[0][1:].isdigit()
-    if not is_text_name and suffixes[0] not in {".json", ".stack", ".pyspy", ".ras"}:
+    suffix = _suffix(path)
+    if suffix not in SUFFIXES and not suffix[1:].isdigit():
         return None
     try:
-        head = _head(path)
+        head = _head(path, FIRST_BYTES)
+        if not head or "\x00" in head or head.startswith("\x80"):
+            return None
+        if looks_like_ras(head):
+            return "ras"
+        if head.lstrip()[:1] in "{[" and suffix not in LOG_SUFFIXES:
+            return None  # a dump as JSON, or settings
+        head = _head(path, HEAD_BYTES)
     except OSError:
-        return None
-    if not head or "\x00" in head or head.startswith("\x80"):
-        return None
-    if looks_like_ras(head):
-        return "ras"
-    if head.lstrip()[:1] in "{[" and '"entries"' in head:
         return None
     if looks_like_stack(head):
         return "stack"
-    if looks_like_log(head) or (is_text_name and rank_from_name(path) is not None):
-        return "log" if head.lstrip()[:1] != "{" else None
-    return None
+    is_output = suffix in LOG_SUFFIXES and rank_from_name(path) is not None
+    return "log" if is_output or looks_like_log(head) else None
 
 
-def _head(path: str) -> str:
+def _suffix(path: str) -> str:
+    name = Path(path.removesuffix(".gz"))
+    return name.suffix
+
+
+def _head(path: str, size: int) -> str:
+    """The beginning of a file; of a pickle only its first byte, so that dumps cost nothing."""
     with _open(path) as file:
-        first = file.read(2)
-        if first[:1] == b"\x80":
-            return "\x80"
-        return (first + file.read(HEAD_BYTES)).decode(errors="replace")
+        first = file.read(1)
+        return "\x80" if first == b"\x80" else (first + file.read(size)).decode(errors="replace")
 
 
 def _open(path: str) -> IO[bytes]:

@@ -50,6 +50,15 @@ _WORK = re.compile(
     r"(?:, NumelIn=(?P<numel_in>\d+), NumelOut=(?P<numel_out>\d+))?"
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?\)"
 )
+_OPS = {  # the watchdog's names of operations that the recorder writes otherwise
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "_all_gather_base",
+    "allgather_base": "_all_gather_base",
+    "reduce_scatter_base": "_reduce_scatter_base",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+}
 _RAN = re.compile(r"ran for (\d+) milliseconds")
 _FAILED = re.compile(
     r"(?:detected by watchdog at work(?: sequence id)?|Timeout at \w+ work|hit in \w+ work)"
@@ -83,6 +92,12 @@ _BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 _SETUP = re.compile(r"setting up NCCL communicator and retr\w+ ncclUniqueId from \[(\d+)\]")
 _CLIENTS = re.compile(r"(\d+)/(\d+) clients joined")
 _WORLD = re.compile(r"\b(?:world_size|WORLD_SIZE|nranks|nRanks)[\s=:]+(\d+)\b")
+_TOKENS = (  # each pattern above needs one of these, or follows a line that has one
+    *("NCCL", "Work", "[PG ", "ast enqueued", "dump", "remote process", "onnection ", "Traceback"),
+    *("failed to recv", "TCPStore", "finished collective", "local_rank", "exitcode", "Root Cause"),
+    *("monitoredBarrier", "clients joined", "world_size", "WORLD_SIZE", "nranks", "nRanks"),
+    *("Stack trace of", "ncclRemoteError"),
+)
 _FILE_RANK = (
     re.compile(r"(?:^|[^a-z])rank[_\-.]?(\d+)(?:\D|$)", re.IGNORECASE),
     re.compile(r"attempt_\d+/(\d+)/std(?:err|out)\.log$"),
@@ -102,6 +117,11 @@ def looks_like_log(text: str) -> bool:
     """Say whether `text` has a line that this reader understands."""
     marks = (_WORK, _STATUS, _ANSWERED, _REMOTE_EXIT, _BARRIER, _SETUP, _CLIENTS, _TABLE_RANK)
     return any(mark.search(text) for mark in marks)
+
+
+def _may_matter(line: str) -> bool:
+    """A cheap look before the patterns: training output is a million times more than the rest."""
+    return any(token in line for token in _TOKENS)
 
 
 def is_echo(text: str) -> bool:
@@ -159,6 +179,8 @@ class _Scan:
 
     def line(self, raw: str) -> None:
         self.lines += 1
+        if self._frames is None and self._trace is None and not _may_matter(raw):
+            return
         text = _ANSI.sub("", raw.rstrip("\n"))
         self._continue_stack(text)
         rank = self._rank_of(text)
@@ -331,7 +353,7 @@ def _work_of(text: str) -> Work | None:
     ran = _RAN.search(text)
     return Work(
         seq=int(found["seq"]),
-        op=found["op"].lower().lstrip("_"),
+        op=_OPS.get(found["op"].lower(), found["op"].lower()),
         numel_in=_numel(found["numel_in"]),
         numel_out=_numel(found["numel_out"]),
         timeout_ms=int(found["timeout"]) if found["timeout"] else None,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from flightrec.lanes import Lane, Lanes
 from flightrec.model import Kind, Records, Site
 from flightrec.tokens import describe
 
-LIBRARY_FOLDERS = ("/torch/", "/contextlib.py", "/typing_extensions.py")
+LIBRARY = re.compile(
+    r"/torch/|/typing_extensions\.py$|/contextlib\.py$|^<frozen "
+    r"|/lib/python3\.\d+/(?!(?:site|dist)-packages/)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class Case:
 def where(site: Site) -> str:
     """The innermost frame of the user's own code, as "file:line in name"."""
     for frame in site:
-        if not any(folder in frame.filename for folder in LIBRARY_FOLDERS):
+        if not LIBRARY.search(frame.filename):
             return str(frame)
     return str(site[0]) if site else ""
 

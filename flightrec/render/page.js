@@ -269,8 +269,8 @@ function culprits() {
       h("h2", {}, h("button", {className: "link", onclick: () => { view.rank = c.rank; drawRank(true); }},
         named(ranks)[0].toUpperCase() + named(ranks).slice(1)), " " + data.kinds[c.kind],
       h("span", {className: "pill"}, `confidence ${c.confidence.toFixed(2)}`)),
-      h("dl", {}, h("dt", {}, "call"), h("dd", {}, h("code", {}, callOf(c)),
-        c.group_ranks.length ? ` (${c.group_ranks.length} ranks)` : ""),
+      h("dl", {}, c.op || c.seq !== null ? [h("dt", {}, "call"), h("dd", {}, h("code", {}, callOf(c)),
+        c.group_ranks.length ? ` (${c.group_ranks.length} ranks)` : "")] : [],
       c.where ? [h("dt", {}, "where"), h("dd", {}, h("code", {}, c.where))] : [],
       h("dt", {}, "why"), h("dd", {}, h("ul", {}, c.because.map(text => h("li", {}, sentence(text)))))),
       c.stack.length ? h("details", {}, h("summary", {}, "stack"),
@@ -385,7 +385,7 @@ main.replaceChildren(header(), h("div", {className: "cards"}, culprits()),
 if (data.groups.length) {
   main.append(h("section", {className: "card"}, h("h2", {}, "Ranks × calls"), controls(), legend(), board,
     data.left_out ? h("p", {className: "dim"}, `${data.left_out} groups are left out for room.`) : ""),
-  h("section", {className: "card"}, h("h2", {}, "Timeline"),
+  data.origin && h("section", {className: "card"}, h("h2", {}, "Timeline"),
     h("p", {className: "meta"}, data.origin ? `+0 s is ${data.origin}, by each host's own clock.` : ""), lane));
 }
 main.append(rankBox, listing("Notes", [...report.findings.map(f => f.text), ...data.problems]));

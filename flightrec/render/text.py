@@ -72,7 +72,7 @@ def _headline(report: Report, color: bool, width: int) -> Iterator[str]:
 def _culprit(culprit: Culprit, room: _Room, width: int) -> Iterator[str]:
     yield from _line("culprit", f"rank {culprit.rank} {words.kind(culprit)}", width)
     ranks = f" ({len(culprit.group_ranks)} ranks)" if culprit.group_ranks else ""
-    if culprit.group or culprit.op:
+    if culprit.op or culprit.seq is not None:
         yield from _line("call", words.call(culprit) + ranks, width)
     if culprit.where:
         yield from _line("where", words.short_path(culprit.where), width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from flightrec.model import Consequence, Culprit, Frame, Kind, Report, Site, Verdict
+from flightrec.suspects import LIBRARY
 
 KIND = {
     Kind.NEVER_ISSUED: "never issued the call",
@@ -31,7 +32,6 @@ VERDICT = {
     Verdict.UNDECIDED: "UNDECIDED",
 }
 PIECES_MAX = 6  # spans named before the rest is cut
-_LIBRARY = ("site-packages/", "dist-packages/", "/torch/", "/lib/python3.", "<frozen ")
 
 
 def spans(ranks: Iterable[int]) -> str:
@@ -89,7 +89,8 @@ def user_frame(site: Site) -> Frame | None:
 
 
 def is_library(filename: str) -> bool:
-    return any(mark in filename for mark in _LIBRARY)
+    """Say whether a file belongs to torch or to Python itself."""
+    return LIBRARY.search(filename) is not None
 
 
 def kind(culprit: Culprit) -> str:

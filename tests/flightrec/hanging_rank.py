@@ -20,9 +20,10 @@ def train(rank, mode):
         if step == 4 and rank == 1 and mode == "stuck":
             print("hanging", flush=True)
             load_next_batch()
-        if step == 4 and rank != 1:
-            print("hanging", flush=True)
-        dist.all_reduce(torch.ones(16))
+        work = dist.all_reduce(torch.ones(16), async_op=True)
+        if step == 4:
+            print("hanging", flush=True)  # the call is recorded by now
+        work.wait()
 
 
 def main():

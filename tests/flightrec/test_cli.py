@@ -244,3 +244,36 @@ def test_synth_without_a_fault_is_a_healthy_job(tmp_path):
 @pytest.mark.parametrize("fault", ["bogus:1", "died", "died:1:2:3:4", "died:9", "died:x"])
 def test_synth_refuses_a_fault_that_cannot_be(tmp_path, fault):
     assert run("synth", tmp_path / "job", "--fault", fault).exit_code == 4
+
+
+@pytest.mark.parametrize("name", real.NAMES)
+def test_dumps_with_all_evidence_name_the_culprit_of_each_real_set(sets, tmp_path, name):
+    one = real.real_sets()[name]
+    logs_folder(tmp_path, name)
+    for file, text in one["ras"].items():
+        (tmp_path / file).write_text(text)
+    result = run("analyze", sets / "nccl" / name / "dumps", tmp_path, "--json")
+    culprits = [c["rank"] for c in json.loads(result.stdout)["culprits"]]
+    assert culprits == ([] if one["culprit"] is None else [one["culprit"]])
+    assert result.exit_code == (0 if one["culprit"] is None else 1)
+
+
+def test_files_in_any_order_give_the_same_page_and_trace(sets, tmp_path):
+    dumps = sorted((sets / "nccl" / "dp_tp_fault_in_tp" / "dumps").iterdir())
+    made = set()
+    for order in (dumps, dumps[::-1], dumps[1:] + dumps[:1]):
+        run("analyze", *order, "--html", tmp_path / "a.html", "--perfetto", tmp_path / "a.gz")
+        made.add(((tmp_path / "a.html").read_bytes(), (tmp_path / "a.gz").read_bytes()))
+    assert len(made) == 1
+
+
+def test_an_anonymous_copy_of_dumps_gives_the_same_verdict(sets, tmp_path):
+    for name in ("skipped_call_same_shape", "order_inversion", "straggler", "healthy"):
+        dumps, copy = sets / "nccl" / name / "dumps", tmp_path / name
+        run("anonymize", dumps, "--out", copy)
+        ours, theirs = (json.loads(run("analyze", d, "--json").stdout) for d in (dumps, copy))
+        assert ours["verdict"] == theirs["verdict"]
+        kept = ("rank", "kind", "seq", "op", "confidence")
+        assert [[c[k] for k in kept] for c in ours["culprits"]] == [
+            [c[k] for k in kept] for c in theirs["culprits"]
+        ], name

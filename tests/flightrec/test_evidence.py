@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,19 @@ def test_a_launcher_and_a_log_speak_of_one_end(tmp_path):
     found = collect([], logs=[str(tmp_path / "rank1.log")], exits=[str(tmp_path / "exits.json")])
     (end,) = found.evidence.exits
     assert (end.code, end.error) == (1, "ValueError: loss is nan")
+
+
+def test_a_foreign_text_with_the_name_of_a_dump_is_not_taken_for_a_log(tmp_path):
+    (tmp_path / "nccl_trace_rank_2").write_text("hello")
+    (tmp_path / "rank_0.json").write_text('{"entries": [], "version": "2.10"}')
+    (tmp_path / "rank_3.log").write_text("step 1 loss 2.0")
+    (tmp_path / "train.node1.log").write_text(real.real_sets()["buffer_wrap"]["logs"]["rank0.log"])
+    found = collect([str(tmp_path)])
+    names = sorted(Path(file).name for file in found.files)
+    assert names == ["rank_3.log", "train.node1.log"]
+
+
+def test_logs_in_json_lines_are_read(tmp_path):
+    line = real.real_sets()["buffer_wrap"]["logs"]["rank0.log"].splitlines()[4]
+    (tmp_path / "rank0.log").write_text(json.dumps({"time": 1, "message": line}) + "\n")
+    assert collect([str(tmp_path)]).book.ranks[0].is_waiting

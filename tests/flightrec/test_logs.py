@@ -330,3 +330,11 @@ def test_ranks_that_wait_in_different_calls_are_told_as_such():
     report = verdict_on(*lines)
     assert report.verdict is Verdict.UNDECIDED
     assert "rank 0 in #11, rank 3 in #14" in report.summary
+
+
+@pytest.mark.parametrize("name", real.NAMES)
+def test_the_quick_look_at_a_line_loses_nothing(name, monkeypatch):
+    files = as_files(logs_of(name))
+    quick = read_logs(files)
+    monkeypatch.setattr("flightrec.logs._may_matter", lambda line: True)
+    assert read_logs(files) == quick
