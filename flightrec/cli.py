@@ -133,10 +133,16 @@ def _joined(dumps: Report, logs: Report) -> Report:
     """Dumps that do not decide leave the word to the logs, if these name somebody."""
     if not logs.culprits:
         return dumps
+    places = {(one.group, one.seq): one.where for one in dumps.consequences if one.where}
+    culprits = tuple(
+        replace(one, where=one.where or places.get((one.group, one.seq), ""))
+        for one in logs.culprits
+    )
     text = f"The dumps alone do not decide ({dumps.summary}) The log lines do."
     notes = tuple(f for f in logs.findings if f.code != "log_only")
     return replace(
         logs,
+        culprits=culprits,
         findings=(Finding(code="from_logs", text=text), *notes, *dumps.findings),
         world_size=max(dumps.world_size, logs.world_size),
         ranks_read=dumps.ranks_read,

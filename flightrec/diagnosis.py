@@ -26,7 +26,7 @@ from flightrec.outcome import advice, lacking_evidence, summary_of, with_evidenc
 from flightrec.roots import root_suspects
 from flightrec.stalls import gave_up_early
 from flightrec.stragglers import straggler_suspects
-from flightrec.suspects import Case, Suspect
+from flightrec.suspects import Case, Suspect, shown
 from flightrec.waits import Key, Waits, who_waits
 
 WAITS_FOR_MAX = 16  # ranks that one consequence names
@@ -42,6 +42,8 @@ def diagnose(records: Records, evidence: Evidence) -> Report:
     suspects = _mismatches(case, divergences, roots, waits)
     more, findings = root_suspects(case, waits, parted, evidence)
     suspects += _unless_limits_differ(case, waits, more)
+    suspects, excused = _unless_others_explain(suspects, evidence)
+    findings += excused
     suspects = _unless_sites_tell(case, divergences, waits, suspects)
     culprits = tuple(_culprit(case, s, evidence) for s in _ranked(suspects, waits))
     lacking = lacking_evidence(case, divergences, waits, findings) if not culprits else ()
@@ -104,6 +106,20 @@ def _unless_limits_differ(case: Case, waits: Waits, suspects: list[Suspect]) -> 
     ]
     groups = {suspect.group for suspect in early}
     return early + [suspect for suspect in suspects if suspect.group not in groups]
+
+
+def _unless_others_explain(
+    suspects: list[Suspect], evidence: Evidence
+) -> tuple[list[Suspect], list[Finding]]:
+    """Dumps get lost: beside another fault, absence alone accuses nobody."""
+    known = {e.rank for e in evidence.exits} | {s.rank for s in evidence.ras if s.is_dead}
+    absent = [s for s in suspects if s.kind is Kind.DIED and s.rank not in known]
+    others = [s for s in suspects if s not in absent]
+    if not absent or not others:
+        return suspects, []
+    ranks = tuple(sorted(s.rank for s in absent))
+    text = f"ranks {shown(ranks)} left no dump, and others wait for them too"
+    return others, [Finding(code="also_missing", text=text, ranks=ranks)]
 
 
 def _unless_sites_tell(

@@ -26,7 +26,8 @@ def unify(dumps: Mapping[int, Dump]) -> Grouping:
     A name that comes twice with the same members on one rank is a group that was made again; its
     lives are paired in order, from the newest where a ring has wrapped over the older ones.
     """
-    members = {rank: _members_of(rank, dump, dumps) for rank, dump in dumps.items()}
+    silent = _silent_groups(dumps)
+    members = {rank: _members_of(rank, dump, silent) for rank, dump in dumps.items()}
     lives: dict[tuple[str, str, tuple[int, ...]], dict[int, list[int]]] = {}
     for rank, dump in sorted(dumps.items()):
         order = sorted(range(len(dump.groups)), key=lambda i: _age(dump.groups[i]))
@@ -59,12 +60,14 @@ def _age(group: LocalGroup) -> tuple[int, str, str]:
     return (group.pg_id if group.pg_id is not None else 1 << 62, group.name, group.desc)
 
 
-def _members_of(rank: int, dump: Dump, dumps: Mapping[int, Dump]) -> tuple[tuple[int, ...], ...]:
+def _members_of(
+    rank: int, dump: Dump, silent: Mapping[tuple[str, str], tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
     offset = _offset(rank, dump)
     found = []
     for group in dump.groups:
         ranks = tuple(member + offset for member in group.ranks or ())
-        found.append(ranks if rank in ranks else _inferred(group, dumps))
+        found.append(ranks if rank in ranks else silent[(group.name, group.desc)])
     return tuple(found)
 
 
@@ -79,19 +82,19 @@ def _offset(rank: int, dump: Dump) -> int:
     return 0
 
 
-def _inferred(group: LocalGroup, dumps: Mapping[int, Dump]) -> tuple[int, ...]:
-    """The members, where files are silent (gloo): who recorded calls in a group of this name; in
-    the default group everybody, up to the number that gathers show."""
-    if group.desc == "default_pg":
-        shown = max((_members_shown(dump) for dump in dumps.values()), default=0)
-        return tuple(range(max(max(dumps) + 1, shown)))
-    return tuple(
-        sorted(
-            rank
-            for rank, dump in dumps.items()
-            if any((g.name, g.desc) == (group.name, group.desc) for g in dump.groups)
-        )
-    )
+def _silent_groups(dumps: Mapping[int, Dump]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The members of each group where files are silent (gloo): who recorded calls under its name;
+    in the default group everybody, up to the number that gathers show."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank, dump in sorted(dumps.items()):
+        for key in {(group.name, group.desc) for group in dump.groups}:
+            found.setdefault(key, []).append(rank)
+    is_silent = any(not group.ranks for dump in dumps.values() for group in dump.groups)
+    shown = max((_members_shown(dump) for dump in dumps.values() if is_silent), default=0)
+    everybody = tuple(range(max(max(dumps) + 1, shown)))
+    return {
+        key: everybody if key[1] == "default_pg" else tuple(ranks) for key, ranks in found.items()
+    }
 
 
 def _members_shown(dump: Dump) -> int:

@@ -14,7 +14,7 @@ from flightrec.model import Culprit, Kind, RasState, Site
 from flightrec.render import words
 
 SIGABRT, SIGTERM = -6, -15
-SAME_SIZE_OPS = {"allreduce", "broadcast", "reduce", "allgather_base", "reduce_scatter_base"}
+SAME_SIZE_OPS = {"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"}
 
 
 def _exited(view: LogView) -> Iterator[Culprit]:

@@ -50,6 +50,15 @@ _WORK = re.compile(
     r"(?:, NumelIn=(?P<numel_in>\d+), NumelOut=(?P<numel_out>\d+))?"
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?\)"
 )
+_OPS = {  # the watchdog's names of operations that the recorder writes otherwise
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "_all_gather_base",
+    "allgather_base": "_all_gather_base",
+    "reduce_scatter_base": "_reduce_scatter_base",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+}
 _RAN = re.compile(r"ran for (\d+) milliseconds")
 _FAILED = re.compile(
     r"(?:detected by watchdog at work(?: sequence id)?|Timeout at \w+ work|hit in \w+ work)"
@@ -344,7 +353,7 @@ def _work_of(text: str) -> Work | None:
     ran = _RAN.search(text)
     return Work(
         seq=int(found["seq"]),
-        op=found["op"].lower().lstrip("_"),
+        op=_OPS.get(found["op"].lower(), found["op"].lower()),
         numel_in=_numel(found["numel_in"]),
         numel_out=_numel(found["numel_out"]),
         timeout_ms=int(found["timeout"]) if found["timeout"] else None,

@@ -44,7 +44,7 @@ def stray_suspects(case: Case, ranks: Collection[int]) -> list[Suspect]:
             odd = [s for s in strays if 2 * marks[_mark(case, s)] < max(2.5, len(looked))]
             if odd:
                 alone[rank] = odd[-1]
-        if alone and 2 * len(alone) <= len(looked):
+        if alone and len(alone) <= max(2, len(looked) // 8) and 2 * len(alone) <= len(looked):
             return [_suspect(case, stray) for stray in alone.values()]
     return []
 

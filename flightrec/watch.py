@@ -80,10 +80,15 @@ def watch(
     `out` keeps the collected files (default: a temporary folder that is removed). `pids` of local
     ranks are found by their open pipes when not given; their stacks are taken with py-spy where it
     is installed. `ras` asks NCCL's RAS service too. Blocks; safe to run in a thread, for it makes
-    no collective. Raises NoDumps when no rank answered and no other evidence exists.
+    no collective. Raises NoPipes when all ranks are gone, NoDumps when none answered.
     """
     with _folder(out) as folder:
         answers = ask(listeners, wait_s=wait_s)
+        if all(answer.is_gone for answer in answers):
+            raise NoPipes(
+                f"nobody reads the {len(answers)} pipes any more: the job has ended",
+                remedy="Analyze what it left behind: `flightrec analyze` on its dumps and logs.",
+            )
         _keep(listeners, answers, folder)
         take_stacks({**find_pids(listeners), **(pids or {})}, folder)
         if ras is not None:
@@ -162,8 +167,11 @@ def _is_complete(path: str) -> bool:
 
 
 def _keep(listeners: Sequence[Listener], answers: Sequence[Answer], folder: Path) -> None:
-    """Copy the fresh dumps and stacks, so that a later request does not overwrite them."""
+    """Copy the fresh dumps and stacks, so that a later request does not overwrite them. What an
+    earlier look left of these ranks goes, or it would pass for an answer."""
     for one, answer in zip(listeners, answers, strict=True):
+        for old in (f"rank_{one.rank}", f"rank_{one.rank}.stack", f"rank_{one.rank}.pyspy.txt"):
+            (folder / old).unlink(missing_ok=True)
         if answer.seconds is None:
             continue
         shutil.copy2(one.dump, folder / f"rank_{one.rank}")

@@ -64,7 +64,10 @@ def random_case(seed, *, healthy=False):
 
 
 def without_some(dumps, faults, rng):
-    """The same dumps with one innocent rank's left out, where enough remain."""
+    """The same dumps with one innocent rank's left out, where enough remain. Not beside a dead
+    rank: of two ranks without a dump nothing in the dumps tells which one died."""
+    if any(fault.kind is Kind.DIED for fault in faults):
+        return dumps
     guilty = {fault.rank for fault in faults}
     innocent = sorted(set(dumps) - guilty)
     if len(dumps) < 4 or not innocent:

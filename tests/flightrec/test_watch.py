@@ -14,10 +14,12 @@ from click.testing import CliRunner
 
 import flightrec
 from flightrec.__main__ import main
-from flightrec.errors import NoPipes
+from flightrec.errors import NoDumps, NoPipes
 from flightrec.model import Culprit, Kind, Report, Verdict
 from flightrec.record import DumpOnRequest, stacks_text, warm_recorder
 from flightrec.watch import GONE, ask, find_listeners, find_pids, take_stacks, until_fault
+from flightrec.watch import watch as watch_listeners
+from tests.flightrec import real_dumps
 
 HERE = Path(__file__).parent
 
@@ -133,6 +135,24 @@ def test_an_old_dump_of_a_rank_that_does_not_answer_is_not_taken_for_an_answer(t
     assert not answer.is_gone
 
 
+def test_what_an_earlier_look_collected_of_a_silent_rank_is_no_answer_now(tmp_path):
+    os.mkfifo(tmp_path / "fr_0.pipe")
+    out = tmp_path / "out"
+    real_dumps.small_dumps(tmp_path)
+    out.mkdir()
+    shutil.copy(tmp_path / "nccl_trace_rank_0", out / "rank_0")
+    reader = os.open(tmp_path / "fr_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(NoDumps):
+        watch_listeners(find_listeners(str(tmp_path / "fr_")), out=str(out), wait_s=0.2)
+    os.close(reader)
+
+
+def test_a_job_that_has_ended_is_told_as_such(tmp_path):
+    os.mkfifo(tmp_path / "fr_0.pipe")
+    with pytest.raises(NoPipes, match="the job has ended"):
+        watch_listeners(find_listeners(str(tmp_path / "fr_")), wait_s=0.2)
+
+
 def test_the_pipe_is_gone_after_the_block(tmp_path):
     with DumpOnRequest(str(tmp_path / "fr_"), 4) as listener:
         assert listener.pipe.is_fifo()
@@ -156,7 +176,7 @@ def test_warming_up_imports_what_the_first_dump_would_import():
 
 
 def test_warming_up_never_fails_where_there_is_no_recorder(monkeypatch):
-    monkeypatch.setattr("flightrec.record.dump_bytes", lambda: 1 / 0)
+    monkeypatch.setattr("flightrec.record.importlib.import_module", lambda name: 1 / 0)
     warm_recorder().join()
 
 
