@@ -324,11 +324,12 @@ class Checkpointer:
     # --- ending ---------------------------------------------------------------------------------
 
     def close(self, *, wait: bool = True, keep_memory: bool = False) -> None:
-        """Wait for saves under way (unless told not to: the daemon finishes them), give back
+        """Wait until saves under way are staged and, unless told not to, durable; give back
         memory and the connection. `keep_memory` leaves the newest step in the daemon's memory for
         a quick restart."""
         if wait:
             self.wait()
+        self._saver.wait_staged()
         self._report_lost()
         self._client.close(keep_memory=keep_memory)
         self._saver.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -145,6 +146,14 @@ class Saver:
                 event(log, "save.lost", level=logging.WARNING, step=handle.step, error=str(error))
         with self._ended:  # retention runs after the commit
             self._ended.wait_for(lambda: self._gone or not self._savings, left())
+
+    def wait_staged(self) -> None:
+        """Wait until all that was submitted is staged or dropped."""
+        with self._lock:
+            handles = [s.handle for s in self._savings.values()]
+        for handle in handles:
+            with contextlib.suppress(CheckpointError):
+                handle.wait_staged()
 
     def close(self) -> None:
         self._is_closed = True

@@ -186,7 +186,7 @@ class Job:
         with self._changed:
             self.check()
             self._begun = True
-        self.host.check_fence(target, self.hello)
+        self.host.check_fence(target, self.hello, self.order.step)
         files = self._write_all(target, self.owned)
         self._await(lambda: self.plain is not None)
         part = Part(
