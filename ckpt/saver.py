@@ -39,6 +39,7 @@ class Saving:
     layout: Layout
     captured: Captured | None
     versions: Versions | None
+    is_begun: bool = False  # the daemon was told, so a new one must be told too
     staged: list[tuple[int, int]] = field(default_factory=list)
     plain: str | None = None
     cancelled: str = ""
@@ -231,6 +232,7 @@ class Saver:
             if saving.layout.digest not in self._layouts:
                 self._layouts[saving.layout.digest] = saving.layout
                 self._post({"kind": "layout", "layout": layout_to_json(saving.layout)})
+            saving.is_begun = True
             self._post({"kind": "save", "order": saving.order.to_json()})
 
     def _staged(self, saving: Saving, number: int, offset: int) -> None:
@@ -296,12 +298,23 @@ class Saver:
         for layout in self._layouts.values():
             send({"kind": "layout", "layout": layout_to_json(layout)}, [])
         with self._lock:
-            savings = [s for s in self._savings.values() if s.staged or s.plain is not None]
+            self._stop_waves()
+            savings = [s for s in self._savings.values() if s.is_begun]
+            self.slots.release_except(set(self._savings))
         if self.ring is not None:
             send({**self.ring, "ask": 0}, [])
         for saving in savings:
             for message in saving.messages():
                 send(message, [])
+
+    def _stop_waves(self) -> None:
+        """A save in waves cannot be told again: its first files are overwritten by now."""
+        for saving in list(self._savings.values()):
+            if saving.wave is not None and not saving.handle.is_settled:
+                reason = "the daemon died while the state was copied to it in waves"
+                saving.handle.fail(SaveFailed(f"step {saving.order.step}: {reason}"))
+                saving.wave.stop()
+                del self._savings[saving.order.save_id]
 
     def take(self, message: Message, fds: list[int]) -> None:
         """Act on what the daemon says."""

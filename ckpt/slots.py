@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ckpt.errors import StateTooLarge
+from ckpt.errors import SaveFailed, StateTooLarge
 from ckpt.plan import ALIGN, Layout
 from ckpt.region import Region
 
@@ -88,6 +88,14 @@ class Slots:
                     slot.save_id = 0
             self._changed.notify_all()
 
+    def release_except(self, save_ids: set[int]) -> None:
+        """Free the slots of saves that nobody will free any more."""
+        with self._changed:
+            for slot in self._slots:
+                if slot.save_id > 0 and slot.save_id not in save_ids:
+                    slot.save_id = 0
+            self._changed.notify_all()
+
     def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
@@ -128,7 +136,9 @@ class Wave:
             raise StateTooLarge(f"a file of {size} bytes does not fit into {self._cell_bytes}")
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._is_stopped)
-            cell = self._free.pop() if self._free else 0
+            if self._is_stopped:
+                raise SaveFailed("the daemon died while the state was copied to it in waves")
+            cell = self._free.pop()
             self._cell_of[number] = cell
         return self._region, cell * self._cell_bytes
 

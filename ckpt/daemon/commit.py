@@ -62,6 +62,7 @@ class Committer:
         self._meeting = self._host.meeting(key)
         self._posted_at = f"{step_directory(job.order.step)}/notes/{job.order.attempt}/"
         self._used_store = False
+        self.is_posted = False  # from here on others may commit what we wrote: it is never removed
         self._is_private = target.destination.private
 
     @property
@@ -70,6 +71,25 @@ class Committer:
         return self._is_private or self._host.is_all_here(self._job.hello)
 
     def commit(self, part: Part) -> int:
+        """Return the bytes of the committed step. An error whose cause is a lost answer is none: if
+        the manifest is there, the step is."""
+        try:
+            return self._commit(part)
+        except Exception:
+            committed = self._committed_anyway()
+            if committed is None:
+                raise
+            return committed
+
+    def _committed_anyway(self) -> int | None:
+        try:
+            manifest = self._target.manifest(self._order.step)
+        except Exception:
+            return None
+        is_ours = manifest is not None and manifest.attempt == self._order.attempt
+        return manifest.stored_bytes if manifest is not None and is_ours else None
+
+    def _commit(self, part: Part) -> int:
         """Return the bytes of the committed step. Raises IncompleteSave when it cannot be."""
         deadline = time.monotonic() + self._job.hello.participants_timeout_s
         waits = backoff(random.Random(), first_s=0.05, max_s=1.0)
@@ -153,6 +173,7 @@ class Committer:
             self._meeting.changed.wait(seconds)
 
     def _post(self, part: Part) -> None:
+        self.is_posted = True
         self._meeting.post(part)
         self._host.remember_layout(self._job.hello, part)
         if not self._is_local:

@@ -61,7 +61,7 @@ class Job:
         self._cancelled = ""
         self._begun = False
         self._written: dict[int, set[str]] = {}
-        targets = [host.target(d) for d in hello.destinations if d.url not in order.durable_at]
+        targets, self._broken = opened(host, hello, order)
         tickets = [t.turns.ticket(hello.run, order.index) for t in targets]
         self._threads = [
             threading.Thread(target=self._run, args=pair, name="ckpt-job")
@@ -83,6 +83,8 @@ class Job:
         ]
 
     def start(self) -> None:
+        for url, error in self._broken:
+            self._tell_failed(url, error)
         for thread in self._threads:
             thread.start()
         if not self._threads:
@@ -116,10 +118,14 @@ class Job:
             self._cancelled = reason
             self._changed.notify_all()
 
-    def try_replace(self) -> bool:
-        """Whether no destination has begun with this save, so that a newer one may replace it."""
+    def try_cancel(self, reason: str) -> bool:
+        """Take the save back if no destination has begun with it; a newer one replaces it."""
         with self._changed:
-            return not self._begun
+            if self._begun:
+                return False
+            self.slot.held = None
+        self.cancel(reason)
+        return True
 
     @property
     def is_sealed(self) -> bool:
@@ -147,7 +153,7 @@ class Job:
             with target.turns.take(self.hello.run, order.index, ticket):
                 stored = self._save_to(target, committer)
         except Exception as error:
-            self._fail(target, error)
+            self._fail(target, error, committer)
         else:
             seconds = time.monotonic() - self.started_s
             self.host.metrics.durable(url, order.step, stored, seconds, order.created_unix_s)
@@ -177,8 +183,8 @@ class Job:
             self._one_done()
 
     def _save_to(self, target: Target, committer: Committer) -> int:
-        self.check()
         with self._changed:
+            self.check()
             self._begun = True
         self.host.check_fence(target, self.hello)
         files = self._write_all(target, self.owned)
@@ -244,8 +250,15 @@ class Job:
             self._changed.wait_for(lambda: condition() or self._cancelled)
         self.check()
 
-    def _fail(self, target: Target, error: Exception) -> None:
-        url, order = target.destination.url, self.order
+    def _fail(self, target: Target, error: Exception, committer: Committer) -> None:
+        """Tell, and remove what was written, unless somebody may commit it or has already."""
+        order = self.order
+        self._tell_failed(target.destination.url, error)
+        if not committer.is_posted:
+            target.remove_attempt(order.step, order.attempt, order.index)
+
+    def _tell_failed(self, url: str, error: Exception) -> None:
+        order = self.order
         event(
             log,
             "save.failed",
@@ -257,7 +270,6 @@ class Job:
         if not isinstance(error, FtError):
             log.debug("save.failed", exc_info=error)
         self.host.metrics.failed(url, type(error).__name__)
-        target.remove_attempt(order.step, order.attempt, order.index)
         remedy = getattr(error, "remedy", "") or SaveFailed.remedy
         text = str(error) if isinstance(error, FtError) else f"{type(error).__name__}: {error}"
         kind = type(error).__name__
@@ -281,6 +293,22 @@ class Job:
         self.slot.release()
         self.host.job_done(self)
         self._notify("free", slot=self.slot.number, save_id=self.order.save_id)
+
+
+def opened(
+    host: Host, hello: Hello, order: Order
+) -> tuple[list[Target], list[tuple[str, Exception]]]:
+    """The destinations of a save that still lack it, and those that cannot even be opened."""
+    targets: list[Target] = []
+    broken: list[tuple[str, Exception]] = []
+    for destination in hello.destinations:
+        if destination.url in order.durable_at:
+            continue
+        try:
+            targets.append(host.target(destination))
+        except Exception as error:
+            broken.append((destination.url, error))
+    return targets, broken
 
 
 def upload_file(target: Target, key: str, image: memoryview) -> None:

@@ -54,6 +54,7 @@ class MemoryTier:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._slots: dict[tuple[str, int, int], Slot] = {}
+        self._owners: dict[tuple[str, int], object] = {}
 
     def put(self, slot: Slot) -> None:
         with self._lock:
@@ -75,9 +76,17 @@ class MemoryTier:
             key=lambda s: (s.index, s.number),
         )
 
-    def drop(self, run: str, index: int) -> None:
+    def own(self, run: str, index: int, owner: object) -> None:
+        """`owner` uses the slots of a participant from now on; an earlier owner may not drop them
+        any more."""
+        with self._lock:
+            self._owners[run, index] = owner
+
+    def drop(self, run: str, index: int, owner: object) -> None:
         """Forget and free what a participant staged, except what is still being uploaded."""
         with self._lock:
+            if self._owners.get((run, index)) is not owner:
+                return
             keys = [k for k, s in self._slots.items() if (s.run, s.index) == (run, index)]
             gone = [self._slots.pop(k) for k in keys]
         for slot in gone:

@@ -64,7 +64,7 @@ class Session:
         self._host.detach(self._hello)
         event(log, "trainer.left", pid=self._hello.pid, clean=self._clean)
         if self._clean:
-            self._host.memory.drop(self._hello.run, self._hello.index)
+            self._host.memory.drop(self._hello.run, self._hello.index, self)
 
     def _on_hello(self, message: Message, fds: list[int]) -> None:
         if message["protocol"] != PROTOCOL:
@@ -72,6 +72,7 @@ class Session:
             return
         self._hello = hello = Hello.from_json(message["hello"])
         self._host.attach(hello)
+        self._host.memory.own(hello.run, hello.index, self)
         event(log, "trainer.joined", pid=hello.pid, index=hello.index, run=hello.run)
         slots = self._host.memory.slots(hello.run, hello.index)
         slots = [s for s in slots if s.number < COPY_SLOT]
@@ -139,7 +140,10 @@ class Session:
 
     def _on_cancel(self, message: Message, fds: list[int]) -> None:
         job = self._jobs.get(message["save_id"])
-        if job is None or (message.get("if") == "idle" and not job.try_replace()):
+        if job is None:
+            return
+        if message.get("if") == "idle":
+            job.try_cancel(message["reason"])
             return
         job.slot.held = None
         job.cancel(message["reason"])

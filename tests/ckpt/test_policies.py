@@ -13,7 +13,7 @@ from ckpt.listing import newest_first
 from ckpt.stores import open_store
 from ckpt.tools import verify
 from ftcore.base.errors import FtError
-from tests.ckpt.conftest import make_state, same, snapshot
+from tests.ckpt.conftest import daemon_pid, kill_daemon, make_state, same, snapshot
 
 STATE = {"w": torch.arange(1 << 20, dtype=torch.float32)}  # 4 MB
 SLOW = 20e6  # bytes a second: each save takes a fifth of a second
@@ -159,3 +159,43 @@ def test_metrics_tell_bytes_failures_age_and_lost_time(tmp_path):
     assert f"ft_ckpt_durable_step{tier} 8" in text
     for name in ("bytes_total", "seconds_total", "durable_age_seconds", "lost_seconds_total"):
         assert f"# HELP ft_ckpt_{name}" in text
+
+
+def test_a_destination_that_cannot_be_opened_fails_alone(tmp_path):
+    with Checkpointer(["no-such-scheme://x", tmp_path], inline=True) as checkpoints:
+        handle = checkpoints.save(STATE, step=1)
+        with pytest.raises(FtError, match="no-such-scheme"):
+            handle.wait_durable(30, url="no-such-scheme://x")
+        handle.wait_durable(30, url=str(tmp_path))
+
+
+def test_a_daemon_killed_in_waves_fails_that_save_and_not_the_next(tmp_path, runtime):
+    state = {f"w{i}": torch.full((1 << 18,), float(i)) for i in range(16)}  # 16 MB
+    options = {"staging_bytes_max": 8 << 20, "bytes_per_s": 8e6}
+    with Checkpointer(tmp_path, **options) as checkpoints:
+        handle = checkpoints.save(state, step=1)
+        while daemon_pid(runtime) is None or not list(tmp_path.glob("step-*/*")):
+            time.sleep(0.005)
+        kill_daemon(runtime)
+        with pytest.raises(FtError, match="in waves"):
+            handle.wait_durable(60)
+        checkpoints.save(state, step=2).wait_durable(60)
+    found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    with Checkpointer(tmp_path, inline=True) as checkpoints:
+        assert checkpoints.restore(found) == 2
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_an_answer_that_is_lost_after_the_commit_is_no_failure(tmp_path, monkeypatch):
+    from ckpt.daemon import commit
+
+    real = commit.publish
+
+    def lost(target, manifest, data):
+        real(target, manifest, data)
+        raise ConnectionResetError("the answer was lost")
+
+    monkeypatch.setattr(commit, "publish", lost)
+    with Checkpointer(tmp_path, inline=True) as checkpoints:
+        checkpoints.save(STATE, step=1).wait_durable(30)
+    assert verify(open_store(str(tmp_path)), 1, deep=True).is_good
