@@ -34,7 +34,7 @@ from ckpt.stores.errors import StoreError
 WHAT = ("all", "all", "all", "trainer", "daemon")
 TENSORS, ELEMENTS = 24, 60_000
 STEPS_MAX = 400
-SETTLE_S = 8.0
+SETTLE_S, HANG_S = 8.0, 60.0
 
 
 def make_state() -> dict[str, object]:
@@ -174,7 +174,8 @@ class Trial:
                 sys.stdout.flush()
             finally:
                 os._exit(code)
-        return CODES[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return CODES[code] if 0 <= code < len(CODES) else "crashed"
 
     def _judge(self, seen: Seen) -> str:
         if not seen.is_ready:
@@ -187,10 +188,10 @@ class Trial:
                 return "a durable step is gone"
             if len(numbers(state)) != 1:
                 return "the state is a mixture"
-            again.save(state, step=step + 1).wait_durable()
+            again.save(state, step=step + 1).wait_durable(HANG_S)
         # A daemon that lived on may have been uploading until now: what it left counts from here.
         with Checkpointer(str(self.directory), keep_last=3, inline=self.what == "all") as again:
-            again.save(state, step=step + 2).wait_durable()
+            again.save(state, step=step + 2).wait_durable(HANG_S)
             left = settled_junk(self.directory)
             if left:
                 print(f"{self.what} {self.seed}: {left[:4]}", file=sys.stdout, flush=True)

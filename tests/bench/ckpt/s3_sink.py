@@ -107,6 +107,11 @@ class Sink:
         key = unquote(url.path)
         if method == "POST":
             return self._multipart(key, query)
+        if "x-amz-copy-source" in headers:
+            source = "/" + unquote(headers["x-amz-copy-source"]).lstrip("/").partition("?")[0]
+            self.objects[key] = self.objects[source]
+            text = f"{XML}<CopyObjectResult><ETag>0</ETag></CopyObjectResult>"
+            return 200, {}, text.encode()
         if method == "PUT":
             if "partNumber" in query:
                 self.parts[query["uploadId"][0]][int(query["partNumber"][0])] = body
