@@ -20,7 +20,7 @@ from ckpt.client import Client
 from ckpt.daemon.orders import Order
 from ckpt.errors import CheckpointError, DaemonGone, SaveFailed, SaveSkipped, StagingTorn
 from ckpt.handle import Durable, SaveHandle
-from ckpt.plan import Layout, layout_to_json
+from ckpt.plan import Layout, is_owner, layout_to_json
 from ckpt.region import Region
 from ckpt.slots import Resident, Slot, Slots, Wave, cell_bytes
 from ckpt.staging import Copier, Gate, Versions, write_header
@@ -191,6 +191,8 @@ class Saver:
         self._begin(saving, slot)
         assert saving.captured is not None
         for number, file in enumerate(saving.layout.files):
+            if saving.wave is not None and not is_owner(file, saving.order.copies):
+                continue  # a replica writes it, and a wave keeps nothing for taking over
             region, offset = sink.begin(number, file.size)
             if saving.wave is not None:
                 write_header(file, region, offset)
