@@ -240,3 +240,12 @@ def test_a_save_below_the_newest_step_is_said_aloud(tmp_path, caplog):
     with Checkpointer(tmp_path, inline=True) as checkpoints, caplog.at_level("WARNING"):
         checkpoints.save(STATE, step=1).wait_durable(30)
     assert "save.below_newest" in caplog.text
+
+
+def test_progress_is_told_to_whoever_watches(tmp_path, capsys):
+    with Checkpointer(tmp_path, inline=True, show_progress=True) as checkpoints:
+        checkpoints.save(STATE, step=1).wait_durable(30)
+        checkpoints._memory = lambda: None
+        checkpoints.restore({"w": torch.zeros(1 << 20)})
+    told = capsys.readouterr().err
+    assert "step 1: 4.2 MB at" in told and "restored step 1 from" in told
