@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from ckpt.stores.errors import ObjectShort, StoreTimeout, StoreUnavailable
+from ckpt.stores.errors import ObjectShort, StoreDenied, StoreError, StoreTimeout, StoreUnavailable
 from ckpt.stores.tries import Deadline
 
 # Sent by one call, without the interpreter lock: 0.30 s of CPU per GB instead of 0.34 with 256 KB,
@@ -105,7 +105,12 @@ class Wire:
             self._forget(where)
 
 
-def _explained(error: Exception, method: str, host: str, stall_s: float) -> StoreUnavailable:
+def _explained(error: Exception, method: str, host: str, stall_s: float) -> StoreError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return StoreDenied(
+            f"{method} {host}: {error}",
+            remedy="Set AWS_CA_BUNDLE to the certificates of the store's owner.",
+        )
     if isinstance(error, TimeoutError):
         return StoreTimeout(f"{method} {host}: nothing moved for {stall_s:g} s, or time is up")
     return StoreUnavailable(f"{method} {host}: {type(error).__name__}: {error}")
