@@ -325,7 +325,8 @@ class Checkpointer:
 
     def _memory(self) -> MemoryTier | None:
         try:
-            return MemoryTier(self._client)
+            with collector_paused():
+                return MemoryTier(self._client)
         except (DaemonGone, OSError) as error:
             event(log, "memory.unreachable", level=logging.WARNING, error=str(error))
             return None
