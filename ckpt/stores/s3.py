@@ -49,6 +49,7 @@ class S3Store(Store):
         self._wire = Wire(
             stall_timeout_s=self.limits.stall_timeout_s,
             connections_max=self.limits.connections_max,
+            ca_bundle=self._signer.ca_bundle,
         )
         self._capabilities: Capabilities | None = None
 

@@ -53,6 +53,13 @@ class Signer:
             ) from error
         return signed
 
+    @property
+    def ca_bundle(self) -> str | None:
+        """Certificates to trust, from AWS_CA_BUNDLE or the AWS config file; None: the system's."""
+        session = botocore.session.Session(profile=self.options.profile)
+        found: str | None = session.get_config_variable("ca_bundle")
+        return found
+
     def renew(self) -> None:
         with self._lock:
             self._client = _client(self.options)

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from ckpt.stores.errors import ObjectShort, StoreTimeout, StoreUnavailable
+from ckpt.stores.errors import ObjectShort, StoreDenied, StoreError, StoreTimeout, StoreUnavailable
 from ckpt.stores.tries import Deadline
 
-SEND_BYTES = 1 << 18
+# Sent by one call, without the interpreter lock: 0.30 s of CPU per GB instead of 0.34 with 256 KB,
+# and 16 threads wait for the lock less often.
+SEND_BYTES = 4 << 20
 ERROR_BYTES_MAX = 1 << 16
 LISTING_BYTES_MAX = 64 << 20
 
@@ -103,7 +105,12 @@ class Wire:
             self._forget(where)
 
 
-def _explained(error: Exception, method: str, host: str, stall_s: float) -> StoreUnavailable:
+def _explained(error: Exception, method: str, host: str, stall_s: float) -> StoreError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return StoreDenied(
+            f"{method} {host}: {error}",
+            remedy="Set AWS_CA_BUNDLE to the certificates of the store's owner.",
+        )
     if isinstance(error, TimeoutError):
         return StoreTimeout(f"{method} {host}: nothing moved for {stall_s:g} s, or time is up")
     return StoreUnavailable(f"{method} {host}: {type(error).__name__}: {error}")
@@ -129,6 +136,9 @@ class _Connection:
             self._http.timeout = min(self._stall_s, deadline.left_s())
             self._http.connect()
             self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # sent bytes that nobody takes
+                stall_ms = int(self._stall_s * 1000)
+                self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
             self._socket = _TimedSocket(self._http.sock, self._stall_s)
             self._http.sock = self._socket
         self._socket.deadline = deadline
@@ -207,7 +217,8 @@ class _TimedSocket:
         self._inner.settimeout(min(self._stall_s, self.deadline.left_s()))
 
     def sendall(self, data: Any) -> None:
-        self.arm()
+        """Stalls are noticed by the kernel (TCP_USER_TIMEOUT), the deadline here."""
+        self._inner.settimeout(self.deadline.left_s())
         self._inner.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:

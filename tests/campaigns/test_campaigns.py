@@ -22,7 +22,7 @@ def test_damage_of_every_kind_is_detected_and_the_step_before_loads(monkeypatch,
 @pytest.mark.parametrize("seed", [1])
 def test_after_a_kill_the_newest_committed_step_loads_whole(seed):
     """In a process of its own: trials fork, and this one may have threads."""
-    command = [sys.executable, "-m", "tests.bench.ckpt.kills", "--trials", "10"]
+    command = [sys.executable, "-m", "tests.bench.ckpt.kills", "--trials", "5"]
     done = subprocess.run(
         [*command, "--seed", str(seed)], cwd=ROOT, capture_output=True, text=True, timeout=240
     )

@@ -70,13 +70,13 @@ def command(name):
 
 
 @contextmanager
-def running(name, argv, port_pattern):
+def running(name, argv, port_pattern, scheme="http"):
     """A server on a port of its own choice, which it prints; ends with the block."""
     server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         found = next(filter(None, (re.search(port_pattern, line) for line in server.stdout)))
         threading.Thread(target=server.stdout.read, daemon=True).start()  # never let it block
-        seen = S3Server(name, f"http://127.0.0.1:{found.group(1)}")
+        seen = S3Server(name, f"{scheme}://127.0.0.1:{found.group(1)}")
         seen.client().create_bucket(Bucket=BUCKET)
         yield seen
     finally:
@@ -84,12 +84,17 @@ def running(name, argv, port_pattern):
         server.wait()
 
 
-def rclone(directory):
-    """A real server with files behind it: checks signatures, ignores conditions."""
+def rclone(directory, *, certificate=None):
+    """A real server with files behind it: checks signatures, ignores conditions. With the
+    certificate and key in one file it speaks TLS."""
     key = f"{S3Server.key},{S3Server.secret}"
     argv = [command("rclone"), "serve", "s3", "--addr", "127.0.0.1:0", "--auth-key", key]
     argv += ["--config", "", "--no-cleanup", "--vfs-cache-mode", "off", str(directory)]
-    return running("rclone", argv, r"http://127\.0\.0\.1:(\d+)")
+    scheme = "http"
+    if certificate is not None:
+        scheme = "https"
+        argv += ["--cert", str(certificate), "--key", str(certificate)]
+    return running("rclone", argv, rf"{scheme}://127\.0\.0\.1:(\d+)", scheme)
 
 
 def moto():

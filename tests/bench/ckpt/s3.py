@@ -74,6 +74,30 @@ def ours_by_s3fs(port: int) -> Client:
     return ours(port, client="s3fs", client_kwargs=endpoint, **KEYS)
 
 
+def checkpointer(port: int) -> Client:
+    """A whole save (staged, hashed, committed) and a whole restore (checked), by Checkpointer."""
+    import torch
+
+    from ckpt import Checkpointer, Destination
+
+    options = {"endpoint_url": f"http://127.0.0.1:{port}", **KEYS}
+    where = Destination(url="s3://bucket/run", options=options)
+
+    def state(data: memoryview) -> dict[str, dict[str, torch.Tensor]]:
+        tensors = torch.frombuffer(data, dtype=torch.uint8).split(len(data) // 50)
+        return {"model": {f"t{i}": t for i, t in enumerate(tensors)}}
+
+    def write(data: memoryview) -> None:
+        with Checkpointer(where, inline=True) as checkpoints:
+            checkpoints.save(state(data), step=1).wait_durable()
+
+    def read(into: memoryview) -> None:
+        with Checkpointer(where, inline=True) as checkpoints:
+            assert checkpoints.restore(state(into)) == 1
+
+    return write, read
+
+
 def obstore(port: int) -> Client:
     import obstore
     from obstore.store import S3Store
@@ -183,6 +207,7 @@ def dcp(port: int) -> Client:
 CLIENTS: dict[str, Callable[[int], Client]] = {
     "raw HTTP, 16 connections": raw,
     "ours": ours,
+    "ours, first save and restore": checkpointer,
     "ours through s3fs": ours_by_s3fs,
     "obstore, 16": obstore,
     "boto3, 16": boto3,
