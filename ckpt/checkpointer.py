@@ -24,6 +24,7 @@ from ckpt.handle import SaveHandle
 from ckpt.meet import Meeting, default_meeting, default_place
 from ckpt.memory_tier import MemoryTier
 from ckpt.peer_tier import PeerTier
+from ckpt.progress import ProgressLine, size_text
 from ckpt.region import Region
 from ckpt.restore import Request, Restored, Restorer, StoreTier, Tier
 from ckpt.retention import Policy
@@ -65,6 +66,9 @@ class Checkpointer:
         inline: run the daemon in threads of this process; saves then die with it.
         linger_s: how long the daemon stays, and keeps the newest step in memory, without trainers.
 
+        show_progress: tell on stderr what is restored and what became durable; by default when
+            it is a terminal.
+
     A state is a mapping from names to modules, optimizers, objects with `state_dict` and
     `load_state_dict`, tensors, plain values, `per_rank(...)` values, and containers of these.
     """
@@ -92,6 +96,7 @@ class Checkpointer:
         inline: bool = False,
         linger_s: float = 600.0,
         metrics_address: str = "",
+        show_progress: bool | None = None,
     ) -> None:
         policy = Policy(
             keep_last=keep_last,
@@ -116,6 +121,7 @@ class Checkpointer:
         self._planner = Planner(self.place, resident_bytes_max=budget, wave_bytes=waves)
         self._gate = Gate()
         self._saver = Saver(self._gate, slots, staging_bytes_max)
+        self._saver.progress = self._progress = ProgressLine(show=show_progress)
         self._ids = itertools.count(1)
         self._attempts: dict[int, int] = {}
         self._stores: dict[str, Store] = {}
@@ -278,7 +284,11 @@ class Checkpointer:
         tiers: list[Tier] = [memory] if memory is not None else []
         if self._peers:
             tiers.append(PeerTier(self._hello.run, self._token, self._peers))
-        tiers += [StoreTier(self.store(d), is_partial=d.private) for d in self.destinations]
+        self._progress.start("restoring")
+        tiers += [
+            StoreTier(self.store(d), self._progress.add, is_partial=d.private)
+            for d in self.destinations
+        ]
         try:
             restorer = Restorer(
                 state, tiers, place=self.place, meeting=self._meeting, planner=self._planner
@@ -290,6 +300,11 @@ class Checkpointer:
                 memory.close()
         if self.last_restored is None:
             return None
+        found = self.last_restored
+        self._progress.say(
+            f"restored step {found.step} from {found.tier}: {size_text(found.bytes)} in "
+            f"{found.seconds:.2f} s"
+        )
         return self.last_restored.step
 
     def _restore_foreign(self, state: Mapping[str, Any], request: Request) -> Restored | None:
@@ -310,7 +325,8 @@ class Checkpointer:
 
     def _memory(self) -> MemoryTier | None:
         try:
-            return MemoryTier(self._client)
+            with collector_paused():
+                return MemoryTier(self._client)
         except (DaemonGone, OSError) as error:
             event(log, "memory.unreachable", level=logging.WARNING, error=str(error))
             return None
@@ -324,11 +340,12 @@ class Checkpointer:
     # --- ending ---------------------------------------------------------------------------------
 
     def close(self, *, wait: bool = True, keep_memory: bool = False) -> None:
-        """Wait for saves under way (unless told not to: the daemon finishes them), give back
+        """Wait until saves under way are staged and, unless told not to, durable; give back
         memory and the connection. `keep_memory` leaves the newest step in the daemon's memory for
         a quick restart."""
         if wait:
             self.wait()
+        self._saver.wait_staged()
         self._report_lost()
         self._client.close(keep_memory=keep_memory)
         self._saver.close()

@@ -26,6 +26,7 @@ from ftcore.base.retry import backoff
 
 log = logging.getLogger(__name__)
 START_TIMEOUT_S = 30.0
+LEAVE_TIMEOUT_S = 5.0
 
 
 class Refused(DaemonGone):
@@ -105,9 +106,10 @@ class Client:
         with self._lock:
             self._closing = True
         self.post({"kind": "bye", "keep_memory": keep_memory})
-        self._channel.close()
+        self._channel.finish()
         if self._reader.ident is not None:
-            self._reader.join(timeout=5.0)
+            self._reader.join(timeout=LEAVE_TIMEOUT_S)  # the daemon has let go of our memory then
+        self._channel.close()
 
     def _greet(self) -> tuple[Message, list[int]]:
         self._channel.send({"kind": "hello", "protocol": PROTOCOL, "hello": self._hello.to_json()})

@@ -13,6 +13,7 @@ import click
 from ckpt import tools
 from ckpt.listing import find_manifest, newest_first
 from ckpt.manifest import Manifest
+from ckpt.progress import size_text
 from ckpt.retention import Policy, StepFacts, plan_deletes
 from ckpt.stores import Store
 from ftcore.base.cli import print_json
@@ -26,15 +27,6 @@ def bar(label: str, total: int, *, quiet: bool) -> Iterator[tools.Progress]:
         length=max(total, 1), label=label, file=sys.stderr, hidden=hidden, update_min_steps=1 << 24
     ) as progress:
         yield progress.update
-
-
-def size_text(nbytes: float) -> str:
-    """`1.5 GB`: decimal, three digits."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if nbytes < 1000 or unit == "TB":
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    raise AssertionError
 
 
 def ls(store: Store, *, as_json: bool) -> None:

@@ -38,17 +38,19 @@ def fill(
     """Write every copy into its tensor, in place. `tensors` are the local ones of `wants`."""
     work: list[Callable[[], object]] = []
     strided: dict[int, list[Copy]] = {}
-    written: dict[int, torch.Tensor] = {}
+    plain: dict[int, bool] = {}
     for copy in copies:
-        tensor, want = tensors[copy.want], wants[copy.want]
-        written[copy.want] = tensor
-        if not is_plain_memory(tensor):
-            strided.setdefault(copy.want, []).append(copy)
-        elif copy.common == want.box == (copy.piece.offsets, copy.piece.lengths):
-            source = image.address(copy.piece.file, copy.piece.offset)
-            _move(tensor.data_ptr(), source, copy.piece.nbytes, work)
+        index, piece, common = copy
+        tensor = tensors[index]
+        is_plain = plain.get(index)
+        if is_plain is None:
+            is_plain = plain[index] = is_plain_memory(tensor)
+        if not is_plain:
+            strided.setdefault(index, []).append(copy)
+        elif common == wants[index].box == piece[3:]:
+            _move(tensor.data_ptr(), image.address(piece.file, piece.offset), piece.nbytes, work)
         else:
-            _move_runs(tensor, want, copy, image, work)
+            _move_runs(tensor, wants[index], copy, image, work)
     for index, parts in strided.items():
         work.append(partial(_fill_strided, tensors[index], wants[index], parts, image))
     on_device = any(tensors[index].is_cuda for index in strided)
@@ -56,9 +58,8 @@ def fill(
     with ThreadPoolExecutor(threads, "ckpt-fill") as pool:
         for done in [pool.submit(unit) for unit in work]:
             done.result()
-    for tensor in written.values():
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
+    touched = [tensors[index] for index in plain]
+    torch.autograd.graph.increment_version([t for t in touched if not t.is_inference()])
 
 
 def _move(target: int, source: int, nbytes: int, work: list[Callable[[], object]]) -> None:

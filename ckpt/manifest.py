@@ -66,6 +66,7 @@ class Manifest:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, object] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)  # by participant, when hosts met
 
     @property
     def stored_bytes(self) -> int:
@@ -164,6 +165,7 @@ def _to_json(manifest: Manifest) -> dict[str, object]:
         "files": files_to_json(manifest.files),
         "values": dict(manifest.values),
         "metrics": dict(manifest.metrics),
+        "layouts": dict(manifest.layouts),
     }
 
 

@@ -75,6 +75,11 @@ class FilePlan(NamedTuple):
     header: bytes = b""
 
 
+def is_owner(file: FilePlan, copies: Mapping[str, int]) -> bool:
+    """Whether the participant that holds these copies of replicated tensors writes `file`."""
+    return copies.get(file.share.label, 0) == file.owner
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """All files of what one participant holds. `aliases` are second names of the same bytes."""

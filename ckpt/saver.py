@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,8 @@ from ckpt.client import Client
 from ckpt.daemon.orders import Order
 from ckpt.errors import CheckpointError, DaemonGone, SaveFailed, SaveSkipped, StagingTorn
 from ckpt.handle import Durable, SaveHandle
-from ckpt.plan import Layout, layout_to_json
+from ckpt.plan import Layout, is_owner, layout_to_json
+from ckpt.progress import ProgressLine, size_text
 from ckpt.region import Region
 from ckpt.slots import Resident, Slot, Slots, Wave, cell_bytes
 from ckpt.staging import Copier, Gate, Versions, write_header
@@ -83,6 +85,7 @@ class Saver:
         self._queue: queue.SimpleQueue[Saving | Callable[[], None] | None] = queue.SimpleQueue()
         self._is_closed = False
         self._gone: str = ""
+        self.progress = ProgressLine(show=False)
         self.ring: Message | None = None  # who keeps copies of our memory
         self.slots = Slots(
             slots_count, staging_bytes_max, on_region=self._announce, on_drop=self._copier.forget
@@ -146,6 +149,14 @@ class Saver:
         with self._ended:  # retention runs after the commit
             self._ended.wait_for(lambda: self._gone or not self._savings, left())
 
+    def wait_staged(self) -> None:
+        """Wait until all that was submitted is staged or dropped."""
+        with self._lock:
+            handles = [s.handle for s in self._savings.values()]
+        for handle in handles:
+            with contextlib.suppress(CheckpointError):
+                handle.wait_staged()
+
     def close(self) -> None:
         self._is_closed = True
         self.slots.wake()
@@ -182,6 +193,8 @@ class Saver:
         self._begin(saving, slot)
         assert saving.captured is not None
         for number, file in enumerate(saving.layout.files):
+            if saving.wave is not None and not is_owner(file, saving.order.copies):
+                continue  # a replica writes it, and a wave keeps nothing for taking over
             region, offset = sink.begin(number, file.size)
             if saving.wave is not None:
                 write_header(file, region, offset)
@@ -334,6 +347,7 @@ class Saver:
         elif kind == "durable":
             facts = {k: message[k] for k in ("url", "bytes", "seconds")}
             saving.handle.set_durable(Durable(**facts))
+            self.progress.say(durable_text(saving.order.step, facts))
         elif kind == "failed":
             saving.handle.set_failed(message["url"], failure(saving.order.step, message))
         elif kind == "written" and saving.wave is not None:
@@ -357,6 +371,12 @@ class Saver:
             if saving.wave is not None:
                 saving.wave.stop()
             self.slots.release(saving.order.slot, saving.order.save_id)
+
+
+def durable_text(step: int, facts: Mapping[str, Any]) -> str:
+    rate = size_text(facts["bytes"] / max(facts["seconds"], 1e-9))
+    size = size_text(facts["bytes"])
+    return f"step {step}: {size} at {facts['url']} in {facts['seconds']:.2f} s ({rate}/s)"
 
 
 def write_headers_of(layout: Layout, region: Region) -> None:

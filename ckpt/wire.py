@@ -67,6 +67,13 @@ class Channel:
                 raise ConnectionError("the other end closed in mid-message")
             view = view[count:]
 
+    def finish(self) -> None:
+        """Say that nothing more is sent; the other end may still answer."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
     def close(self) -> None:
         """Wake a blocked `receive` on both ends and give the socket back."""
         try:

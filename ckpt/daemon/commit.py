@@ -135,11 +135,20 @@ class Committer:
         here = self._host.participants_here(self._job.hello) if self._is_private else None
         if late:
             known = self._host.last_layouts(self._job.hello)
-            for index in (here or set(range(self._order.count))) - parts.keys():
-                dead.setdefault(index, known.get(index))
+            for index in (here or set(range(self._order.count))) - parts.keys() - dead.keys():
+                dead[index] = known.get(index) or self._layout_in_last_step(index)
         return assemble(
             parts, count=self._order.count, dead=dead, covers=self._host.covers(), here=here
         )
+
+    def _layout_in_last_step(self, index: int) -> Layout | None:
+        """What a participant held in the newest step of this session: notes of it may be gone."""
+        for step in self._target.steps()[:1]:
+            manifest = self._target.manifest(step)
+            if manifest is not None and manifest.attempt.startswith(self._job.hello.session):
+                digest = manifest.layouts.get(str(index))
+                return None if digest is None else self._target.layout(digest)
+        return None
 
     def _gather(self) -> tuple[dict[int, Part], dict[int, Layout | None]]:
         with self._meeting.changed:
@@ -214,6 +223,7 @@ class Committer:
             tensors=whole.tensors,
             values=_distinct_plain(parts),
             metrics={k: v for p in parts.values() for k, v in p.metrics.items()},
+            layouts={} if self._is_local else {str(i): p.layout.digest for i, p in parts.items()},
         )
         data = manifest.to_bytes(columns_json=whole.columns)
         if self._is_private and self._meeting.included:  # one more rank of this host joined

@@ -144,7 +144,7 @@ class Host:
         with self._lock:
             return not self._jobs and not any(self._here.values())
 
-    def check_fence(self, target: Target, hello: Hello) -> None:
+    def check_fence(self, target: Target, hello: Hello, step: int) -> None:
         """Take ownership at the first save of a session, with the junk of dead ones removed."""
         first = (target.destination.url, hello.session)
         target.check_fence(hello.session)
@@ -152,6 +152,10 @@ class Host:
             if first in self._cleaned:
                 return
             self._cleaned.add(first)
+        newest = next(iter(target.steps()), -1)
+        if newest > step:
+            facts = {"url": target.destination.url, "step": step, "newest": newest}
+            event(log, "save.below_newest", level=logging.WARNING, **facts)
         try:
             gone = target.remove_junk(hello, active=self.active_attempts(), now_s=time.time())
         except Exception as error:

@@ -17,10 +17,10 @@ from ckpt.daemon.memory import Slot
 from ckpt.daemon.orders import Hello, Order
 from ckpt.daemon.ring import push
 from ckpt.daemon.target import Target
-from ckpt.errors import CheckpointError, SaveFailed
+from ckpt.errors import CheckpointError, IncompleteSave, SaveFailed
 from ckpt.hashing import chunk_digests, content_name
 from ckpt.manifest import File, step_directory
-from ckpt.plan import Layout
+from ckpt.plan import Layout, is_owner
 from ftcore.base.errors import FtError
 from ftcore.base.log import event
 
@@ -77,10 +77,7 @@ class Job:
     @property
     def owned(self) -> list[int]:
         """The files that this participant writes: those of which it is the owner."""
-        copies = self.order.copies
-        return [
-            n for n, f in enumerate(self.layout.files) if copies.get(f.share.label, 0) == f.owner
-        ]
+        return [n for n, f in enumerate(self.layout.files) if is_owner(f, self.order.copies)]
 
     def start(self) -> None:
         for url, error in self._broken:
@@ -186,7 +183,7 @@ class Job:
         with self._changed:
             self.check()
             self._begun = True
-        self.host.check_fence(target, self.hello)
+        self.host.check_fence(target, self.hello, self.order.step)
         files = self._write_all(target, self.owned)
         self._await(lambda: self.plain is not None)
         part = Part(
@@ -222,6 +219,8 @@ class Job:
     def write_file(self, target: Target, number: int) -> File:
         """Hash, write and fsync one file at one destination."""
         with self._changed:
+            if number not in self._staged:
+                raise IncompleteSave(f"step {self.order.step} was staged in waves: file is gone")
             if number not in self._hashed:  # taken over from a dead participant
                 self._hashed[number] = self.host.hashers.submit(self._hash, number)
         file = self._hashed[number].result()

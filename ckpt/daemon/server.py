@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import stat
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -27,8 +28,8 @@ LINGER_S = 600.0
 def runtime_directory() -> Path:
     """Where socket, lock and log of the daemon are: CKPT_RUNTIME_DIR, else one per user. Nobody
     else may write there, or they could stand in for the daemon."""
-    base = os.environ.get("CKPT_RUNTIME_DIR") or f"/tmp/ckpt-{os.getuid()}"
-    path = Path(base)
+    default = Path(tempfile.gettempdir(), f"ckpt-{os.getuid()}")
+    path = Path(os.environ.get("CKPT_RUNTIME_DIR") or default)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     seen = path.stat()
     if seen.st_uid != os.getuid() or stat.S_IMODE(seen.st_mode) & 0o022:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch):
     """A runtime directory with a short name; its daemon is stopped by its pid at the end."""
-    path = tempfile.mkdtemp(prefix="ckpt-rt-", dir="/tmp")
+    path = tempfile.mkdtemp(prefix="ckpt-rt-")
     monkeypatch.setenv("CKPT_RUNTIME_DIR", path)
     yield Path(path)
     kill_daemon(Path(path))

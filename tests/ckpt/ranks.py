@@ -138,6 +138,18 @@ def sole_holder_dies(path):
     os._exit(0)
 
 
+def waves(path):
+    """Replicas with less staging memory than state: each stages and writes only its own part."""
+    state = {f"w{i}": full(f"w{i}", (1 << 20,)) for i in range(12)}  # 48 MB
+    with Checkpointer(path, staging_bytes_max=16 << 20) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(state, step=step).wait_durable(60)
+        found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        assert checkpoints.restore(found) == 2
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    dist.barrier()
+
+
 def stages(path):
     """Pipeline stages: each rank has names of its own, as plain tensors."""
     rank = dist.get_rank()

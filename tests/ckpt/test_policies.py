@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+import urllib.request
 
 import pytest
 import torch
@@ -199,3 +200,52 @@ def test_an_answer_that_is_lost_after_the_commit_is_no_failure(tmp_path, monkeyp
     with Checkpointer(tmp_path, inline=True) as checkpoints:
         checkpoints.save(STATE, step=1).wait_durable(30)
     assert verify(open_store(str(tmp_path)), 1, deep=True).is_good
+
+
+def test_a_read_only_file_system_is_named_and_harms_nothing(small_disk):
+    with Checkpointer(small_disk, inline=True) as checkpoints:
+        checkpoints.save(STATE, step=1).wait_durable(30)
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+        with pytest.raises(FtError, match=str(small_disk)):
+            checkpoints.save(STATE, step=2).wait_durable(30)
+        assert checkpoints.restore({"w": torch.zeros(1 << 20)}) == 2  # it is still in memory
+        checkpoints.wait()
+    assert verify(open_store(str(small_disk)), 1, deep=True).is_good
+
+
+def test_the_daemon_answers_prometheus(tmp_path, runtime):
+    with Checkpointer(tmp_path, metrics_address="127.0.0.1:0") as checkpoints:
+        checkpoints.save(STATE, step=7).wait_durable(60)
+        address = (runtime / "metrics.address").read_text().strip()
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+    assert f'ft_ckpt_durable_step{{tier="{tmp_path}"}} 7' in text
+
+
+def test_closing_without_waiting_leaves_the_upload_to_the_daemon(tmp_path):
+    checkpoints = Checkpointer(tmp_path, bytes_per_s=SLOW)
+    handle = checkpoints.save(STATE, step=1)
+    checkpoints.close(wait=False, keep_memory=True)
+    assert handle.is_staged
+    with Checkpointer(tmp_path) as again:
+        found = {"w": torch.zeros(1 << 20)}
+        assert again.restore(found) == 1
+        again.save(STATE, step=2).wait_durable(60)  # its turn comes after the first
+    assert newest_first(open_store(str(tmp_path))) == [2, 1]
+
+
+def test_a_save_below_the_newest_step_is_said_aloud(tmp_path, caplog):
+    with Checkpointer(tmp_path, inline=True) as checkpoints:
+        checkpoints.save(STATE, step=100).wait_durable(30)
+    with Checkpointer(tmp_path, inline=True) as checkpoints, caplog.at_level("WARNING"):
+        checkpoints.save(STATE, step=1).wait_durable(30)
+    assert "save.below_newest" in caplog.text
+
+
+def test_progress_is_told_to_whoever_watches(tmp_path, capsys):
+    with Checkpointer(tmp_path, inline=True, show_progress=True) as checkpoints:
+        checkpoints.save(STATE, step=1).wait_durable(30)
+        checkpoints._memory = lambda: None
+        checkpoints.restore({"w": torch.zeros(1 << 20)})
+    told = capsys.readouterr().err
+    assert "step 1: 4.2 MB at" in told and "restored step 1 from" in told

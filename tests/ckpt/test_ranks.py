@@ -28,7 +28,8 @@ def test_a_state_loads_in_any_other_world_and_layout(tmp_path):
             jobs(
                 tmp_path,
                 "load @rows rows other then load @2d rows other then load @hsdp columns other "
-                "then save @two rows then stages @stages then damaged_for_one @damaged",
+                "then save @two rows then stages @stages then waves @waves "
+                "then damaged_for_one @damaged",
             ),
         )
     )
