@@ -18,7 +18,7 @@ LIMITS = Limits(
     part_bytes=4 << 20,
     single_put_bytes_max=4 << 20,
 )
-HASTY = replace(LIMITS, stall_timeout_s=0.5, request_timeout_s=1, operation_timeout_s=3)
+HASTY = replace(LIMITS, stall_timeout_s=1, request_timeout_s=2, operation_timeout_s=5)
 HANG_S = 25.0  # far above every limit here: reached only by an operation that ignores them
 
 
@@ -62,8 +62,10 @@ def test_a_store_works_again_after_a_silence(moto_server, proxy, client):
 
 
 def test_a_trickle_is_cut_off_by_the_deadline_of_the_request(moto_server, proxy):
-    with hasty(moto_server, proxy) as store:
-        store.put("big", BIG)
+    with moto_server.store(limits=LIMITS, prefix="trickle") as patient:
+        patient.put("big", BIG)
+    server = moto_server.through(proxy.port)
+    with server.store(limits=HASTY, prefix="trickle") as store:
         proxy.faults.bytes_per_s = 200_000
         start = time.monotonic()
         with pytest.raises(StoreTimeout):
