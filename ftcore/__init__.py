@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOMES: dict[str, str] = {}
+_HOMES = {"Manager": "ftcore.manager"}
 
 if TYPE_CHECKING:
-    pass
+    from ftcore.manager import Manager
+
+__all__ = ["Manager"]
 
 
 def __getattr__(name: str) -> object:

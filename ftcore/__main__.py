@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ftcore.base.cli import FtGroup
+from ftcore.demo.command import demo
 
 
 @click.group(cls=FtGroup)
@@ -12,6 +13,8 @@ from ftcore.base.cli import FtGroup
 def main() -> None:
     """Fault-tolerant training: demo and tools."""
 
+
+main.add_command(demo)
 
 if __name__ == "__main__":
     main()

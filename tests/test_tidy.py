@@ -20,7 +20,7 @@ MAY_IMPORT = {
     | {"botocore", "obstore", "click", "xxhash", "aiohttp", "prometheus_client"},
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
 }
-PURE = {"lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py"}
+PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py"}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}
 LINES_MAX, FUNCTION_LINES_MAX = 450, 70

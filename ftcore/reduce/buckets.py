@@ -28,9 +28,8 @@ from ftcore.base.log import event
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.work import GroupWork
-from ftcore.reduce.errors import BadDeal
+from ftcore.reduce.errors import BadDeal, GradientAfterLaunch
 from ftcore.reduce.exact import Deal, ExactReduction
-from ftcore.reduce.fast import start_reduce_fast
 from ftcore.reduce.flat import FlatBucket, slots_of
 from ftcore.reduce.launches import Launches
 from ftcore.reduce.layout import BUCKET_BYTES_MAX, layout_hash, plan_buckets
@@ -86,13 +85,22 @@ class Buckets:
         """
         launches = self._launches or self._new_launches(group, weight, 1)
         try:
+            early = len(launches.works)
             launches.launch_all()
+            self._refuse_late_changes(self._buckets[:early])
             self._finish(group, [work.wait for work in launches.works])
         finally:
             self._launches = launches
             self.cancel()
         for bucket in self._buckets:
             bucket.show(bucket.flat)
+
+    def _refuse_late_changes(self, launched: Iterable[FlatBucket]) -> None:
+        for bucket in launched:
+            if bucket.changed_since_filled():
+                raise GradientAfterLaunch(
+                    f"a gradient of {', '.join(bucket.names)} changed after its bucket was sent"
+                )
 
     def cancel(self) -> None:
         """Forget an armed step whose backward did not end. Abort the group first: this waits for
@@ -105,7 +113,9 @@ class Buckets:
 
     def _new_launches(self, group: Group, weight: float, backwards: int) -> Launches:
         def launch(index: int) -> GroupWork:
-            return start_reduce_fast(group, self._fill(index), weight=weight)
+            bucket = self._buckets[index]
+            self._note_missing(bucket.fill(bucket.flat, weight=weight))
+            return group.allreduce([bucket.flat])
 
         return Launches([len(b.names) for b in self._buckets], backwards, launch)
 
@@ -147,10 +157,11 @@ class Buckets:
         running = [
             ExactReduction(
                 group,
-                {shard: bucket.padded(bucket.of_shard(shard), deal) for shard in deal.mine},
+                {shard: bucket.of_shard(shard) for shard in deal.mine},
                 deal=deal,
-                out=bucket.padded(bucket.flat, deal),
+                out=bucket.flat,
                 scale=scale,
+                workspace=bucket.workspace(len(deal.owner_of), deal.world_size),
             )
             for bucket in self._buckets
         ]
@@ -182,11 +193,6 @@ class Buckets:
         if first is not None:
             self.clear()
             raise first
-
-    def _fill(self, index: int) -> torch.Tensor:
-        bucket = self._buckets[index]
-        self._note_missing(bucket.fill(bucket.flat))
-        return bucket.flat[: max(bucket.numel, 1)]
 
     def _note_missing(self, names: Iterable[str]) -> None:
         missing = frozenset(names)

@@ -25,7 +25,8 @@ class GradientAfterLaunch(FtError):
 
     remedy = (
         "Arm the buckets with the number of backward passes that follow (microbatches of a "
-        "pipeline, reentrant checkpoints), or not at all: reduce() then sends them at the end."
+        "pipeline, reentrant checkpoints) and scale by the weight, not by scale_grads of a "
+        "schedule; or do not arm them: reduce_fast() then sends them at the end."
     )
 
 

@@ -53,7 +53,8 @@ def slice_sizes(numel: int, parts: int) -> list[int]:
 class ExactReduction:
     """One flat gradient on its way: all-to-all, then `gather()`, then `wait()`.
 
-    Several may be under way at once; every rank must take the same steps in the same order.
+    Several may be under way at once; every rank must take the same steps in the same order. With
+    `workspace`, a flat tensor that is reused for what arrives, a step touches no fresh memory.
     """
 
     def __init__(
@@ -64,64 +65,50 @@ class ExactReduction:
         deal: Deal,
         out: torch.Tensor,
         scale: float = 1.0,
+        workspace: torch.Tensor | None = None,
     ) -> None:
         _check(local, deal, out)
         self._group, self._deal, self._out, self._scale = group, deal, out, scale
         self._sizes = slice_sizes(out.numel(), deal.world_size)
         self._gathering: GroupWork | None = None
-        self._gathered = out
+        self._sending: GroupWork | None = None
         if deal.world_size == 1:
-            self._received, self._work = out, None
             _sum_in_order([local[shard] for shard in deal.mine], out, scale)
         else:
-            self._received, self._work = self._send(local)
+            self._send([local[shard] for shard in deal.mine], workspace)
 
-    def _send(self, local: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, GroupWork]:
+    def _send(self, shards: list[torch.Tensor], workspace: torch.Tensor | None) -> None:
         """Send slice j of each of my shards to rank j."""
-        shards = [local[shard] for shard in self._deal.mine]
-        input_splits = [size * len(shards) for size in self._sizes]
         mine = self._sizes[self._deal.rank]
         counts = [len(self._deal.shards_of(rank)) for rank in range(self._deal.world_size)]
-        output_splits = [mine * count for count in counts]
-        received = self._out.new_empty(sum(output_splits))
-        work = self._group.alltoall_base(
-            received, _by_destination(shards, self._sizes, self._out), output_splits, input_splits
+        total = mine * len(self._deal.owner_of)
+        self._received = self._out.new_empty(total) if workspace is None else workspace[:total]
+        self._sending = self._group.alltoall_base(
+            self._received,
+            _by_destination(shards, self._sizes, self._out),
+            [mine * count for count in counts],
+            [size * len(shards) for size in self._sizes],
         )
-        return received, work
 
     def gather(self) -> None:
         """Wait for the slices, add them up, and start to hand the sum out."""
-        if self._work is None:
+        if self._sending is None:
             return
-        self._work.wait()
-        total = self._add_up()
-        if self._out.numel() % self._deal.world_size == 0:
-            self._gathering = self._group._allgather_base(self._out, total)
-            return
-        padded = total.new_zeros(max(self._sizes))
-        padded[: total.numel()] = total
-        self._gathered = total.new_empty(padded.numel() * self._deal.world_size)
-        self._gathering = self._group._allgather_base(self._gathered, padded)
+        self._sending.wait()
+        self._add_up(self._out.split(self._sizes)[self._deal.rank])
+        self._gathering = self._group.gather_slices(self._out, self._sizes)
 
-    def _add_up(self) -> torch.Tensor:
-        size = self._sizes[self._deal.rank]
+    def _add_up(self, total: torch.Tensor) -> None:
+        if total.numel() == 0:
+            return
         arrived = [s for rank in range(self._deal.world_size) for s in self._deal.shards_of(rank)]
-        parts = dict(zip(arrived, self._received.split(size) if size else [], strict=bool(size)))
-        total = self._out.new_empty(size)
-        if size:
-            _sum_in_order([parts[shard] for shard in sorted(parts)], total, self._scale)
-        return total
+        parts = dict(zip(arrived, self._received.split(total.numel()), strict=True))
+        _sum_in_order([parts[shard] for shard in sorted(parts)], total, self._scale)
 
     def wait(self) -> None:
         """Wait until `out` holds the sum."""
-        if self._gathering is None:
-            return
-        self._gathering.wait()
-        if self._gathered is not self._out:
-            rows = self._gathered.view(self._deal.world_size, -1)
-            pieces = zip(self._out.split(self._sizes), rows, self._sizes, strict=True)
-            for target, row, size in pieces:
-                target.copy_(row[:size])
+        if self._gathering is not None:
+            self._gathering.wait()
 
 
 def reduce_exact(

@@ -6,12 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ftcore.reduce.exact import Deal
 from ftcore.reduce.gradients import as_gradient_of, local_gradient, local_part
 from ftcore.reduce.layout import BucketPlan, Slot
-
-# Zeros behind the gradients, so that they split evenly among this many ranks without a copy.
-_SLACK = 256
 
 
 def slots_of(params: Mapping[str, torch.Tensor]) -> list[Slot]:
@@ -41,11 +37,13 @@ class FlatBucket:
         self._sizes = [slot.numel for slot in plan.slots]
         self._spare: list[torch.Tensor] = []
         self._views_of: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._filled_from: list[tuple[torch.Tensor, int]] = []
+        self._workspace: torch.Tensor | None = None
         self.flat = self._new_flat()
 
     def _new_flat(self) -> torch.Tensor:
         like = local_part(self._params[0])
-        return torch.zeros(self.numel + _SLACK, dtype=like.dtype, device=like.device)
+        return torch.zeros(max(self.numel, 1), dtype=like.dtype, device=like.device)
 
     def of_shard(self, shard: int) -> torch.Tensor:
         if shard not in self.shards:
@@ -56,32 +54,40 @@ class FlatBucket:
         self._spare += self.shards.values()
         self.shards = {}
 
-    def padded(self, flat: torch.Tensor, deal: Deal) -> torch.Tensor:
-        """The gradients and as many zeros as make them divisible by the world size."""
-        numel = max(self.numel, 1)
-        extra = -numel % deal.world_size
-        return flat[: numel + (extra if extra < _SLACK else 0)]
+    def workspace(self, shards: int, world_size: int) -> torch.Tensor:
+        """A tensor for the slices of all shards that arrive at one rank. Kept and reused."""
+        numel = shards * (self.numel // world_size + 1)
+        if self._workspace is None or self._workspace.numel() < numel:
+            self._workspace = self.flat.new_empty(numel)
+        return self._workspace
 
-    def fill(self, flat: torch.Tensor) -> list[str]:
-        """Bring all gradients into `flat`. Returns the names of parameters that have none."""
+    def fill(self, flat: torch.Tensor, *, weight: float = 1.0) -> list[str]:
+        """Bring weight × each gradient into `flat`. Returns the names of parameters without one."""
         views, shown = self._views(flat)
         targets, sources, missing = [], [], []
         for name, param, view, grad in zip(self.names, self._params, views, shown, strict=True):
-            if param.grad is grad:
-                continue
-            source = local_gradient(param, name=name)
+            source = view if param.grad is grad else local_gradient(param, name=name)
+            if source is None or weight == 0.0:
+                view.zero_()
             if source is None:
                 missing.append(name)
-                view.zero_()
-            else:
+            elif weight != 0.0 and not (weight == 1.0 and source is view):
                 targets.append(view)
                 sources.append(source)
-        if targets:
-            torch._foreach_copy_(targets, sources)
+        _scale_into(targets, sources, weight)
+        # Gradients that lie in the bucket share one version with it, so they cannot be watched.
+        inside = {view.data_ptr() for view in views}
+        outside = [source for source in sources if source.data_ptr() not in inside]
+        self._filled_from = [(source, source._version) for source in outside]
         return missing
+
+    def changed_since_filled(self) -> bool:
+        """Whether somebody scaled or clipped a gradient after it was taken."""
+        return any(source._version != version for source, version in self._filled_from)
 
     def show(self, flat: torch.Tensor) -> None:
         """Let every `.grad` be its part of `flat`."""
+        self._filled_from = []
         for param, grad in zip(self._params, self._views(flat)[1], strict=True):
             param.grad = grad
 
@@ -94,3 +100,12 @@ class FlatBucket:
             pairs = zip(self._params, views, strict=True)
             self._views_of[key] = (views, [as_gradient_of(p, v) for p, v in pairs])
         return self._views_of[key]
+
+
+def _scale_into(targets: list[torch.Tensor], sources: list[torch.Tensor], weight: float) -> None:
+    """One pass over the memory, whether the gradient lies in the bucket already or not."""
+    if weight == 1.0 and targets:
+        torch._foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        torch.mul(source, weight, out=target)

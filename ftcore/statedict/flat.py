@@ -26,6 +26,7 @@ class NamedTensor:
 
     entry: Entry
     tensor: Tensor
+    is_parameter: bool  # of a module: changed by optimizer steps only
 
     @property
     def name(self) -> str:
@@ -69,7 +70,8 @@ def flatten(state: object) -> FlatState:
     which kills a step that runs. Raises CannotStore with the path of what cannot be stored, and
     NotAtStepBoundary when FSDP2 is in mid-step.
     """
-    walk = _Walk(_names_of_parameters(state))
+    names, parameters = _parameters(state)
+    walk = _Walk(names, parameters)
     tree = walk.node(state, (), lazy=False)
     return FlatState(
         tensors=tuple(walk.tensors),
@@ -88,11 +90,12 @@ def layout(state: object) -> Layout:
 class _Walk:
     """One pass over a state: collects tensors and owners, returns the tree with references."""
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, names: dict[int, str], parameters: set[MemoryKey]) -> None:
         self.tensors: list[NamedTensor] = []
         self.owners: dict[Keys, Owner] = {}
         self.by_name: dict[str, Tensor] = {}
         self._names = names
+        self._parameters = parameters
         self._taken: set[str] = set()
         self._first_with: dict[MemoryKey, str] = {}
 
@@ -139,7 +142,9 @@ class _Walk:
                 alias_of=first if first != full else None,
                 lazy=lazy,
             )
-            self.tensors.append(NamedTensor(entry=entry, tensor=leaf.tensor))
+            is_parameter = key in self._parameters
+            named = NamedTensor(entry=entry, tensor=leaf.tensor, is_parameter=is_parameter)
+            self.tensors.append(named)
         return TensorRef(name)
 
     def _unique(self, name: str) -> str:
@@ -202,13 +207,16 @@ def _path(keys: Keys) -> str:
     return ".".join(map(str, keys)).replace("_orig_mod.", "")
 
 
-def _names_of_parameters(state: object) -> dict[int, str]:
-    """Names of the parameters of all modules in a tree, by id; the first one if tied."""
+def _parameters(state: object) -> tuple[dict[int, str], set[MemoryKey]]:
+    """Names of the parameters of all modules in a tree, by id (the first one if tied), and where
+    these parameters lie."""
     names: dict[int, str] = {}
+    places: set[MemoryKey] = set()
     for module in _modules(state, 0):
         for name, parameter in unwrapped(module).named_parameters():
             names.setdefault(id(parameter), name.replace("_orig_mod.", ""))
-    return names
+            places |= {memory_key(leaf.tensor) for leaf in leaves(parameter, path=name)}
+    return names, places
 
 
 def _modules(value: object, depth: int) -> Iterator[nn.Module]:

@@ -10,6 +10,7 @@ from ftcore.base.errors import BadSetting
 from ftcore.process_group import GlooGroup, GroupAborted, host_store
 from ftcore.process_group.errors import GroupError, GroupNotBuilt, GroupNotConfigured
 from ftcore.process_group.fake import FakeGroup, FakeNetwork
+from ftcore.process_group.nccl import NcclGroup, nccl_is_available
 from tests.process_group.world import HANG_S, World
 
 
@@ -207,3 +208,10 @@ def test_a_rank_or_limit_that_cannot_be_is_refused(make, rank, size, timeout_s):
 def test_a_store_address_that_is_none_is_refused(make):
     with pytest.raises(BadSetting, match="not host:port"):
         make().configure(store_address="nowhere", prefix="", rank=0, world_size=2, timeout_s=5)
+
+
+@pytest.mark.skipif(nccl_is_available(), reason="this machine has NCCL: see tests/gpu")
+def test_nccl_without_a_gpu_is_refused_with_the_way_out():
+    with pytest.raises(BadSetting, match="NCCL is not available") as caught:
+        NcclGroup()
+    assert "GlooGroup" in caught.value.remedy

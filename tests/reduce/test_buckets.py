@@ -108,6 +108,16 @@ def test_one_backward_too_many_is_refused():
         loss(m, batch(0)).backward()
 
 
+def test_scaling_gradients_after_they_were_sent_is_refused():
+    m = model()
+    buckets = Buckets(m)
+    buckets.arm(group := fake_groups(1)[0], weight=1.0)
+    loss(m, batch(0)).backward()
+    m[0].weight.grad.div_(2)
+    with pytest.raises(GradientAfterLaunch, match=r"0\.weight"):
+        buckets.reduce_fast(group, weight=1.0)
+
+
 @pytest.mark.parametrize("owner_of", [(0, 1, 0), (1, 0, 1), (0, 0, 0), (1, 1, 0)])
 def test_exact_gives_the_bits_of_one_process_for_any_deal(owner_of):
     def story(group):

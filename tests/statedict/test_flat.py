@@ -275,3 +275,9 @@ def test_flatten_makes_no_copy():
     big = torch.zeros(1000)
     assert flatten({"t": big}).tensors[0].tensor.data_ptr() == big.data_ptr()
     assert threading.active_count() == 1
+
+
+def test_parameters_are_told_from_buffers():
+    model, _ = make()
+    kinds = {t.name: t.is_parameter for t in flatten({"m": model}).tensors}
+    assert kinds["m.1.weight"] and not kinds["m.1.running_mean"]

@@ -1,0 +1,85 @@
+"""The process group across replica groups: built for each quorum, aborted when a member is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch.distributed as dist
+
+from ftcore.process_group.base import Group
+from ftcore.process_group.errors import GroupError
+from ftcore.process_group.store import split_address
+from ftcore.wire.messages import Quorum, show_id
+
+
+class Crew:
+    """Holds the group and knows for which quorum it is. `abort` may come from any thread, also
+    before the quorum that it speaks of is built: it is remembered."""
+
+    def __init__(self, group: Group, *, job: str, replica_id: str, rank: int, timeout_s: float):
+        self.group = group
+        self.quorum: Quorum | None = None
+        self.built_s = 0.0
+        self._job, self._replica_id, self._rank = job, replica_id, rank
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._building_id = 0
+        self._aborted: dict[int, str] = {}
+
+    def build(self, quorum: Quorum) -> None:
+        """Make the group that of `quorum`. Raises a GroupError, retryable."""
+        with self._lock:
+            self._building_id = quorum.quorum_id
+            aborted = self._aborted.get(quorum.quorum_id)
+        if aborted is None:
+            self._configure(quorum)
+            with self._lock:
+                aborted = self._aborted.get(quorum.quorum_id)
+        if aborted is not None:
+            self.group.abort(aborted)
+
+    def _configure(self, quorum: Quorum) -> None:
+        if self.quorum is not None and self.quorum.quorum_id == quorum.quorum_id:
+            return
+        began = time.perf_counter()
+        self.quorum = None
+        self.group.configure(
+            store_address=quorum.sources[0].store_address,
+            prefix=self._prefix(quorum),
+            rank=quorum.replica_ids.index(self._replica_id),
+            world_size=len(quorum.members),
+            timeout_s=self._timeout_s,
+        )
+        self.quorum = quorum
+        self.built_s = time.perf_counter() - began
+
+    def store(self, quorum: Quorum, *, timeout_s: float) -> dist.Store:
+        """A key-value store that all members of `quorum` see, for this rank."""
+        from datetime import timedelta
+
+        host, port = split_address(quorum.sources[0].store_address)
+        client = dist.TCPStore(
+            host,
+            port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        return dist.PrefixStore(self._prefix(quorum) + "/values", client)
+
+    def _prefix(self, quorum: Quorum) -> str:
+        return f"{self._job}/{show_id(quorum.quorum_id)}/{self._rank}"
+
+    def abort(self, quorum_id: int, reason: str) -> None:
+        """End what waits in this quorum's group; 0 means whatever it is."""
+        with self._lock:
+            if quorum_id:
+                self._aborted = {quorum_id: reason}
+            is_now = quorum_id in (0, self._building_id)
+        if is_now:
+            self.group.abort(reason)
+
+    @property
+    def error(self) -> GroupError | None:
+        return self.group.error()

@@ -1,0 +1,98 @@
+"""One replica group of the demo: `python -m ftcore.demo.worker CONFIG_JSON`.
+
+Every event of ftcore becomes one JSON line on stdout, so that the demo sees what happened when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+
+from ftcore import Manager
+from ftcore.base.errors import FtError
+from ftcore.demo.model import Llama
+from ftcore.demo.text import Corpus
+
+BATCH = 4
+
+
+class JsonLines(logging.Handler):
+    """Log records as JSON lines with the time at which they were made."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = getattr(record, "facts", {})
+        say(record.getMessage(), at=record.created, **facts)
+
+
+def say(event: str, /, **facts: object) -> None:
+    line = {"event": event, "at": time.time(), **facts}
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def sha256(tensors: Iterable[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def samples_of(step: int, shard: int, corpus: Corpus) -> list[int]:
+    first = (step * 1000 + shard) * BATCH
+    return [(first + i) * 7919 % len(corpus) for i in range(BATCH)]
+
+
+def train(config: dict[str, object]) -> None:
+    torch.manual_seed(7)
+    corpus = Corpus()
+    model = Llama(corpus.vocabulary)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    shards, steps = int(str(config["shards"])), int(str(config["steps"]))
+    with Manager(
+        model,
+        optimizer,
+        shards=shards,
+        mode=config["mode"],  # type: ignore[arg-type]
+        lighthouse=str(config["lighthouse"]),
+        replica_id=str(config["replica_id"]),
+    ) as manager:
+        for step in manager.steps(steps):
+            ends_at = time.monotonic() + float(str(config["step_time_s"]))
+            for shard in step:
+                say("shard", step=shard.step, shard=shard.index)
+                inputs, targets = corpus.batch(samples_of(shard.step, shard.index, corpus))
+                loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+                loss.backward()
+                shard.log(loss)
+            optimizer.step()
+            time.sleep(max(0.0, ends_at - time.monotonic()))
+    say(
+        "finished",
+        sha=sha256(model.parameters()),
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    log = logging.getLogger("ftcore")
+    log.setLevel(logging.DEBUG)
+    log.addHandler(JsonLines())
+    say("started")
+    try:
+        train(config)
+    except FtError as error:
+        say("error", what=str(error), remedy=error.remedy)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

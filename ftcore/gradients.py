@@ -1,0 +1,113 @@
+"""Compute and reduce the gradients of one step, exactly (shard by shard) or fast (all-reduce)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from ftcore.process_group.base import Group
+from ftcore.process_group.errors import GroupError
+from ftcore.reduce.buckets import Buckets
+from ftcore.shard_rng import seeded
+from ftcore.step import Shard, Step
+
+
+class Gradients(Protocol):
+    """What a Step needs: hand out the shards that `owner_of` gives this rank, then reduce."""
+
+    def run(self, step: Step, owner_of: Sequence[int]) -> Iterator[Shard]: ...
+
+    def reduce(self, step: Step, owner_of: Sequence[int]) -> str:
+        """Return why the reduction failed, or an empty string."""
+
+    def committed(self) -> None:
+        """The step is committed. `.grad` stays for the optimizer, what was kept may go."""
+
+    def forget(self) -> None:
+        """The state changed: what was kept is worth nothing now."""
+
+
+class _Base:
+    def __init__(self, model: torch.nn.Module, group: Group, *, seed: int) -> None:
+        # The loss travels as the gradient of one more parameter.
+        device = next(model.parameters()).device
+        self._loss = torch.zeros(1, device=device, requires_grad=True)
+        named = [("ftcore.loss", self._loss), *model.named_parameters()]
+        self._buckets = Buckets(named)
+        self._group = group
+        self._seed = seed
+
+    def _mine(self, owner_of: Sequence[int]) -> list[int]:
+        return [shard for shard, owner in enumerate(owner_of) if owner == self._group.rank()]
+
+    def _one(self, step: Step, index: int, count: int) -> Iterator[Shard]:
+        """Hand out one shard with its own random numbers, then note its loss."""
+        shard = Shard(step=step.index, index=index, count=count)
+        with seeded(self._seed, step=step.index, shard=index):
+            yield shard
+        loss = torch.zeros(1, device=self._loss.device)
+        if shard.loss is not None:
+            loss += shard.loss.to(loss.dtype)
+        self._loss.grad = loss if self._loss.grad is None else self._loss.grad + loss
+
+    def reduce(self, step: Step, owner_of: Sequence[int]) -> str:
+        began = time.perf_counter()
+        try:
+            self._reduce(owner_of)
+            self._group.settle()
+        except GroupError as error:
+            return str(error)
+        step.timed("reduce_s", began)
+        assert self._loss.grad is not None
+        step.loss = float(self._loss.grad)
+        self._loss.grad = None
+        return ""
+
+    def _reduce(self, owner_of: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def committed(self) -> None:
+        return
+
+    def forget(self) -> None:
+        self._buckets.clear()
+
+
+class ExactGradients(_Base):
+    """Each shard's gradients are kept until the step commits, and summed in shard order: the bits
+    do not depend on who computed what, and a repeated step computes only what is missing."""
+
+    def run(self, step: Step, owner_of: Sequence[int]) -> Iterator[Shard]:
+        for index in self._mine(owner_of):
+            if index not in self._buckets.shards:
+                with self._buckets.shard(index):
+                    yield from self._one(step, index, len(owner_of))
+
+    def _reduce(self, owner_of: Sequence[int]) -> None:
+        self._buckets.reduce_exact(self._group, owner_of=owner_of, scale=1 / len(owner_of))
+
+    def committed(self) -> None:
+        self._buckets.forget_shards()
+
+    def forget(self) -> None:
+        super().forget()
+        self._buckets.forget_shards()
+
+
+class FastGradients(_Base):
+    """Gradients add up over this rank's shards as backward makes them, then one all-reduce per
+    bucket, started while the last backward still runs."""
+
+    def run(self, step: Step, owner_of: Sequence[int]) -> Iterator[Shard]:
+        self._buckets.clear()
+        mine = self._mine(owner_of)
+        for index in mine:
+            if index == mine[-1]:
+                self._buckets.arm(self._group, weight=1 / len(owner_of))
+            yield from self._one(step, index, len(owner_of))
+
+    def _reduce(self, owner_of: Sequence[int]) -> None:
+        self._buckets.reduce_fast(self._group, weight=1 / len(owner_of))

@@ -1,0 +1,172 @@
+"""Heal: take the state of other groups, from all of them at once, into the live state here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ftcore.base.errors import FtError
+from ftcore.base.log import event
+from ftcore.heal.errors import HealFailed
+from ftcore.heal.manifest import Manifest
+from ftcore.heal.pace import Pace
+from ftcore.heal.receiver import Receiver, fetch_manifest
+from ftcore.heal.server import Offer
+from ftcore.heal.sink import Sink
+from ftcore.statedict import FlatState, LayoutDiffers, first_difference, prepare
+from ftcore.statedict.memory import copy_in
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.05  # how often the calling thread looks at deadlines and slow sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealProgress:
+    """How far a heal has come."""
+
+    bytes_done: int
+    bytes_total: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """What one source delivered, and why it was given up if it was."""
+
+    address: str
+    bytes: int
+    lost: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealReport:
+    """A heal that succeeded: the state is that of `step`."""
+
+    step: int
+    quorum_id: int
+    bytes: int
+    seconds: float
+    sources: tuple[SourceReport, ...]
+
+
+def heal(
+    offers: Sequence[Offer],
+    *,
+    into: object,
+    in_place: bool = True,
+    deadline_s: float = 600.0,
+    silent_s: float = 10.0,
+    connections: int = 2,
+    bandwidth_max: float | None = None,
+    progress: Callable[[HealProgress], object] | None = None,
+) -> HealReport:
+    """Make `into` bit for bit the state that `offers` offer, and return what it took.
+
+    Call it on the training thread, between steps. All offers are of one step and quorum; the first
+    is the primary: buffers, generators and plain values come from it alone. Parameters and
+    optimizer state come from all of them, by `connections` connections each, faster ones giving
+    more. A source that dies, falls silent for `silent_s` or sends damaged bytes is replaced by the
+    others. With `in_place` bytes are received straight into the live tensors, so that a failure
+    leaves them torn; without it they are kept aside until all are verified. `bandwidth_max` is in
+    bytes a second. `progress` is called on this thread.
+
+    Raises LayoutDiffers, before anything is written, when the states do not have the same tensors,
+    OfferRefused when no source serves this step any more, and HealFailed (its `is_torn` says
+    whether tensors were written) when the sources together could not deliver.
+    """
+    _check_offers(offers)
+    started = time.monotonic()
+    primary, manifest = _first_manifest(offers, silent_s)
+    flat = prepare(into, manifest.layout, manifest.plain)
+    difference = first_difference(
+        flat.layout, manifest.layout, names=("this group", primary.address)
+    )
+    if difference:
+        raise LayoutDiffers(difference)
+    sink = Sink([flat.tensors[i].tensor for i in manifest.moving], manifest.part_bytes, in_place)
+    receiver = Receiver(offers, sink, Pace(bandwidth_max), connections, silent_s)
+    with receiver:
+        _wait(receiver, sink, started + deadline_s, started, progress)
+    sink.finish()
+    _put_private(flat, manifest)
+    flat.load(manifest.plain)
+    report = HealReport(
+        step=primary.step,
+        quorum_id=primary.quorum_id,
+        bytes=manifest.layout.nbytes,
+        seconds=time.monotonic() - started,
+        sources=tuple(
+            SourceReport(address=s.offer.address, bytes=s.bytes, lost=s.lost)
+            for s in receiver.sources
+        ),
+    )
+    event(log, "heal.finished", step=report.step, bytes=report.bytes, seconds=report.seconds)
+    return report
+
+
+def _check_offers(offers: Sequence[Offer]) -> None:
+    if not offers:
+        raise HealFailed("there is no source to heal from")
+    if len({(o.step, o.quorum_id, o.layout_hash) for o in offers}) > 1:
+        steps = ", ".join(
+            f"{o.address}: step {o.step} of quorum {o.quorum_id}, layout {o.layout_hash:016x}"
+            for o in offers
+        )
+        raise HealFailed(f"the sources do not offer the same state ({steps})")
+
+
+def _first_manifest(offers: Sequence[Offer], silent_s: float) -> tuple[Offer, Manifest]:
+    """From the primary, or from the next source that answers."""
+    errors: list[FtError] = []
+    for offer in offers:
+        try:
+            return offer, fetch_manifest(offer, silent_s)
+        except FtError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    what = "; ".join(f"{o.address}: {e}" for o, e in zip(offers, errors, strict=True))
+    raise HealFailed(f"no source gave its manifest ({what})") from errors[0]
+
+
+def _wait(
+    receiver: Receiver,
+    sink: Sink,
+    deadline: float,
+    started: float,
+    progress: Callable[[HealProgress], object] | None,
+) -> None:
+    """Look after a transfer until it is complete; raise HealFailed when it cannot be."""
+    shown = -1
+    while True:
+        finished = receiver.wait(TICK_S)
+        sink.copy_completed()
+        if progress and (sink.bytes_done != shown):
+            shown = sink.bytes_done
+            seconds = time.monotonic() - started
+            progress(HealProgress(bytes_done=shown, bytes_total=sink.total, seconds=seconds))
+        if finished:
+            return
+        why = receiver.why_hopeless()
+        if why is None and time.monotonic() > deadline:
+            why = f"the deadline passed after {time.monotonic() - started:.1f} s"
+        if why is not None:
+            failure = HealFailed(
+                f"{sink.bytes_done} of {sink.total} bytes arrived: {why}",
+                bytes_done=sink.bytes_done,
+                bytes_total=sink.total,
+            )
+            failure.is_torn = sink.is_written
+            raise failure
+        receiver.cut_late()
+
+
+def _put_private(flat: FlatState, manifest: Manifest) -> None:
+    offset = 0
+    for place in manifest.private_places:
+        named = flat.tensors[place]
+        copy_in(manifest.private[offset : offset + named.entry.nbytes], named.tensor)
+        offset += named.entry.nbytes

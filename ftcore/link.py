@@ -1,0 +1,187 @@
+"""The trainer's side of the socket to its manager: ask, vote, and hear of aborts at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ftcore.errors import GroupStopped, ManagerLost, ManagerNotStarted
+from ftcore.wire import ftcore_pb2 as pb
+from ftcore.wire.codec import quorum_from_pb
+from ftcore.wire.frames import FrameSocket
+from ftcore.wire.messages import Quorum
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the manager listens. Goes from group rank 0 to the other ranks as JSON."""
+
+    unix: str
+    tcp: str
+    host: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The permission to run one step."""
+
+    step: int
+    quorum: Quorum
+    must_heal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a step, and the permission for the next one if it is there already."""
+
+    is_committed: bool
+    reason: str
+    grant: Grant | None
+
+
+def start_manager(config: Mapping[str, Any]) -> tuple[Place, subprocess.Popen[str]]:
+    """Start the manager process of this group; it ends with this process."""
+    token = secrets.token_hex(16)
+    argument = json.dumps({**config, "token": token, "parent_pid": os.getpid()})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ftcore.daemon", argument],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise ManagerNotStarted(f"the manager ended with exit code {process.wait()}")
+    address = json.loads(line)
+    place = Place(unix=address["unix"], tcp=address["tcp"], host=socket.gethostname(), token=token)
+    return place, process
+
+
+def _connect(place: Place) -> FrameSocket:
+    """Over a unix socket on the manager's host, over TCP from others."""
+    try:
+        if place.host == socket.gethostname():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.connect("\0" + place.unix)
+        else:
+            host, _, port = place.tcp.rpartition(":")
+            sock = socket.create_connection((host, int(port)), timeout=START_TIMEOUT_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(None)
+    except OSError as error:
+        raise ManagerLost(f"the manager at {place.unix} cannot be reached: {error}") from error
+    return FrameSocket(sock)
+
+
+class Link:
+    """One rank's connections to its manager: one to ask on, one on which it is told."""
+
+    def __init__(
+        self,
+        place: Place,
+        hello: pb.RankHello,
+        *,
+        abort: Callable[[int, str], None],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._abort, self._notice = abort, notice
+        self.stopped: pb.Stop | None = None
+        self._asks = _connect(place)
+        self._pushes = _connect(place)
+        for is_push, sock in ((False, self._asks), (True, self._pushes)):
+            hello.token, hello.is_push = place.token, is_push
+            sock.send(pb.FromRank(hello=hello).SerializeToString())
+            self._receive(sock)
+        self._thread = threading.Thread(target=self._listen, name="ftcore-link", daemon=True)
+        self._thread.start()
+
+    def wait_grant(self, until: int) -> Grant:
+        """Say that this rank stands at a step boundary; return when it may run a step."""
+        self._send(pb.FromRank(ready=pb.Ready(until=until)))
+        return _grant(self._receive(self._asks).go)
+
+    def vote(self, step: int, *, is_ok: bool, reason: str, until: int) -> Verdict:
+        """Vote on a step; return what all ranks together decided."""
+        vote = pb.Vote(step=step, is_ok=is_ok, reason=reason[:4000], until=until)
+        self._send(pb.FromRank(vote=vote))
+        decision = self._receive(self._asks).decision
+        grant = _grant(decision.go) if decision.HasField("go") else None
+        return Verdict(is_committed=decision.is_committed, reason=decision.reason, grant=grant)
+
+    def healed(self, lineage: int) -> None:
+        self._send(pb.FromRank(healed=pb.Healed(lineage=lineage)))
+
+    def leave(self, reason: str) -> None:
+        """Ask to leave in good order. May be called from a signal handler."""
+        self._send(pb.FromRank(leave=pb.Leave(reason=reason)))
+
+    def close(self, reason: str) -> None:
+        try:
+            self._send(pb.FromRank(bye=pb.Bye(reason=reason)))
+        except (GroupStopped, ManagerLost):
+            pass
+        self._pushes.shutdown()
+        self._thread.join()
+        self._pushes.close()
+        self._asks.close()
+
+    def _send(self, message: pb.FromRank) -> None:
+        try:
+            self._asks.send(message.SerializeToString())
+        except OSError as error:
+            raise self._lost() from error
+
+    def _receive(self, sock: FrameSocket) -> pb.ToRank:
+        payload = sock.receive()
+        if payload is None:
+            raise self._lost()
+        message = pb.ToRank.FromString(payload)
+        if message.WhichOneof("kind") == "stop":
+            self.stopped = message.stop
+            raise self._lost()
+        return message
+
+    def _lost(self) -> GroupStopped | ManagerLost:
+        """Why the manager does not answer: it said so on either connection, or it died."""
+        deadline = time.monotonic() + 0.5
+        while self.stopped is None and self._is_listening() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self.stopped is None:
+            return ManagerLost("the manager process of this replica group does not answer any more")
+        stop = self.stopped
+        return GroupStopped(stop.what, remedy=stop.remedy, is_clean=stop.is_clean)
+
+    def _is_listening(self) -> bool:
+        thread = getattr(self, "_thread", None)
+        return thread is not None and thread.is_alive()
+
+    def _listen(self) -> None:
+        """Runs on a thread of its own: an abort must reach a trainer that waits in a collective."""
+        while (payload := self._pushes.receive()) is not None:
+            message = pb.ToRank.FromString(payload)
+            match message.WhichOneof("kind"):
+                case "abort":
+                    self._abort(message.abort.quorum_id, message.abort.reason)
+                case "stop":
+                    self.stopped = message.stop
+                    self._abort(0, message.stop.what)
+                case "notice":
+                    self._notice(message.notice.text)
+
+
+def _grant(go: pb.Go) -> Grant:
+    return Grant(step=go.step, quorum=quorum_from_pb(go.quorum), must_heal=go.must_heal)

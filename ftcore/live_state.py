@@ -1,0 +1,114 @@
+"""The state of one rank that heals and is offered for heals: model, optimizer, position, more."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcore.crew import Crew
+from ftcore.heal import HealFailed, HealServer, Offer, heal
+from ftcore.link import Grant
+from ftcore.statedict import StatePair, layout
+
+
+class LiveState:
+    """Owns what a joiner has to copy, and how far this rank is.
+
+    committed: steps committed so far. lineage: the quorum of the last of them.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        host: str,
+        heal_timeout_s: float,
+    ) -> None:
+        self.committed = 0
+        self.lineage = 0
+        self.layout_hash = ""
+        self._heal_timeout_s = heal_timeout_s
+        self._server = HealServer(host)
+        position = StatePair(self._get_position, self._set_position)
+        self._tree: dict[str, object] = {
+            "model": model,
+            "optimizer": optimizer,
+            "ftcore": position,
+        }
+        optimizer.register_step_pre_hook(lambda *_: self._before_update())
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def register(self, name: str, get: Callable[[], object], set: Callable[[Any], None]) -> None:
+        self._tree[name] = StatePair(get, set)
+
+    def ready(self) -> None:
+        """All state is registered: from now on its layout is what groups compare."""
+        self.layout_hash = f"{layout(self._tree).static.hash:016x}"
+
+    def offer(self, grant: Grant, crew: Crew) -> float:
+        """Publish this state for those who heal in this quorum. Returns seconds it took here.
+
+        Called on the training thread at a step boundary, because hooks of a module may reshard
+        parameters that a forward on another thread uses.
+        """
+        began = time.perf_counter()
+        quorum = grant.quorum
+        offer = self._server.publish(
+            self._tree, step=grant.step, quorum_id=quorum.quorum_id, readers=len(quorum.healing)
+        )
+        me = crew.group.rank()
+        crew.store(quorum, timeout_s=10.0).set(f"offer/{me}", json.dumps(offer.to_json()))
+        return time.perf_counter() - began
+
+    def heal(self, grant: Grant, crew: Crew) -> float:
+        """Copy the state of the sources into this one, in place. Returns seconds it took."""
+        began = time.perf_counter()
+        quorum = grant.quorum
+        store = crew.store(quorum, timeout_s=10.0)
+        ranks = [quorum.members.index(source) for source in quorum.sources]
+        deadline = began + self._heal_timeout_s
+        offers = [_wait_offer(store, rank, crew, deadline) for rank in ranks]
+        is_of_value = self.committed > 0  # then a heal that breaks off must leave it whole
+        heal(offers, into=self._tree, in_place=not is_of_value, deadline_s=self._heal_timeout_s)
+        assert self.committed == grant.step
+        return time.perf_counter() - began
+
+    def commit(self, step: int, *, lineage: int) -> None:
+        self.committed, self.lineage = step + 1, lineage
+
+    def attempt_failed(self) -> None:
+        self._server.retire()
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _before_update(self) -> None:
+        """What joiners have not read yet is copied aside before the optimizer overwrites it."""
+        self._server.gate()
+
+    def _get_position(self) -> object:
+        return {"committed": self.committed, "lineage": self.lineage}
+
+    def _set_position(self, position: Any) -> None:
+        self.committed, self.lineage = int(position["committed"]), int(position["lineage"])
+
+
+def _wait_offer(store: dist.Store, rank: int, crew: Crew, deadline: float) -> Offer:
+    """The offer of one source; it comes when that source stands at the boundary, too."""
+    key = f"offer/{rank}"
+    while not store.check([key]):
+        if error := crew.error:
+            raise error
+        if time.perf_counter() > deadline:
+            raise HealFailed(f"replica rank {rank} did not offer its state in time")
+        time.sleep(0.002)
+    return Offer.from_json(json.loads(store.get(key)))

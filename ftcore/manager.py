@@ -1,0 +1,320 @@
+"""What a training loop talks to: `for step in manager.steps(1000): for shard in step: ...`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from ftcore import __version__
+from ftcore.base.errors import BadSetting
+from ftcore.base.log import event
+from ftcore.crew import Crew
+from ftcore.errors import GroupStopped, NothingToReduce, StepNotIterated
+from ftcore.gradients import ExactGradients, FastGradients, Gradients
+from ftcore.heal import HealFailed, OfferRefused
+from ftcore.link import Grant, Link, Place, Verdict, start_manager
+from ftcore.live_state import LiveState
+from ftcore.process_group.base import Group
+from ftcore.process_group.errors import GroupError
+from ftcore.process_group.gloo import GlooGroup
+from ftcore.process_group.store import HostedStore, host_store
+from ftcore.settings import current_env, find_place
+from ftcore.step import Step
+from ftcore.wire import ftcore_pb2 as pb
+from ftcore.wire.messages import show_id
+
+log = logging.getLogger("ftcore")
+
+
+class Manager:
+    """Makes this process a rank of a replica group that survives the death of any other.
+
+    shards: K, how many parts the global batch of a step has, the same for all groups for the whole
+        run. Which group computes which shard changes with the members; what a step computes does
+        not.
+    mode: "exact" sums shards in shard order, so the weights are bit-identical to those of a run
+        without failures. "fast" uses ordinary all-reduce.
+    detect_within_s: how long a rank may be stopped before its group is given up.
+    collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
+
+    Group rank and size are taken from RANK and WORLD_SIZE, which mean the ranks within this
+    replica group; lighthouse, replica_id, job and host also from FTCORE_LIGHTHOUSE,
+    FTCORE_REPLICA_ID, FTCORE_JOB and FTCORE_HOST. Raises BadSetting.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        shards: int,
+        mode: Literal["exact", "fast"] = "exact",
+        seed: int = 0,
+        lighthouse: str | None = None,
+        replica_id: str | None = None,
+        job: str | None = None,
+        host: str | None = None,
+        group: Group | None = None,
+        detect_within_s: float = 2.0,
+        attach_timeout_s: float = 30.0,
+        collective_timeout_s: float = 60.0,
+        heal_timeout_s: float = 600.0,
+        failed_steps_max: int = 10,
+    ) -> None:
+        if shards < 1:
+            raise BadSetting(f"shards is {shards}, but a step needs at least one")
+        if mode not in ("exact", "fast"):
+            raise BadSetting(f"mode is {mode!r}, not 'exact' or 'fast'")
+        if not any(p.requires_grad for p in model.parameters()):
+            raise NothingToReduce("the model has no parameter that requires a gradient")
+        self.place = find_place(
+            current_env(), lighthouse=lighthouse, job=job, replica_id=replica_id, host=host
+        )
+        self.shards, self.mode, self.seed = shards, mode, seed
+        self.until = 0
+        self.group = group if group is not None else GlooGroup(interface=self.place.host)
+        self.state = LiveState(
+            model, optimizer, host=self.place.host, heal_timeout_s=heal_timeout_s
+        )
+        self.gradients: Gradients = (ExactGradients if mode == "exact" else FastGradients)(
+            model, self.group, seed=seed
+        )
+        self.crew = Crew(
+            self.group,
+            job=self.place.job,
+            replica_id=self.place.replica_id,
+            rank=self.place.rank,
+            timeout_s=collective_timeout_s,
+        )
+        self.drained_because = ""
+        self._limits = {
+            "stopped_limit_s": detect_within_s,
+            "attach_timeout_s": attach_timeout_s,
+            "failed_steps_max": failed_steps_max,
+        }
+        self._link: Link | None = None
+        self._grant: Grant | None = None
+        self._noted_id = 0
+        self._store: HostedStore | None = None
+
+    # For the training loop
+
+    def register_state(
+        self, name: str, get: Callable[[], object], set: Callable[[Any], None]
+    ) -> None:
+        """Heal and compare this state too: `get()` returns tensors and plain values, `set(value)`
+        takes them back. Register everything before the first step; called between steps only."""
+        if self._link is not None:
+            raise BadSetting(
+                f"state {name!r} was registered after the first step",
+                remedy="Register all state before the first call of steps().",
+            )
+        self.state.register(name, get, set)
+
+    def steps(self, until: int) -> Iterator[Step]:
+        """Yield steps until `until` are committed by the job. Iterate over each step to its end.
+
+        Blocks while there is no quorum. Ends early, without an error, when this group was drained.
+        Raises GroupStopped when the lighthouse or the manager refuses this group, with the remedy.
+        """
+        self.until = until
+        link = self._attached()
+        try:
+            while self.state.committed < until:
+                grant = self._grant or link.wait_grant(until)
+                if grant.step >= until and not grant.must_heal:
+                    break
+                self._grant = None
+                step = Step(manager=self, grant=grant)
+                yield step
+                if not step.is_committed:
+                    raise StepNotIterated(f"step {step.index} was left before it was committed")
+        except GroupStopped as stop:
+            if not stop.facts.get("is_clean"):
+                raise
+            self.drained_because = str(stop)
+            event(log, "group.drained", reason=str(stop))
+
+    def drain(self, reason: str) -> None:
+        """Leave in good order: the others go on without repeating a step, `steps` ends."""
+        self._attached().leave(reason)
+
+    def close(self) -> None:
+        """Tell the manager that this rank is done, and release everything."""
+        if self._link is not None:
+            self._link.close("finished" if self.state.committed >= self.until else "closed")
+            self._link = None
+        self.state.close()
+        self.group.close()
+        self._store = None
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # For Step
+
+    def enter(self, step: Step) -> str:
+        """Be in the step's quorum, with its state. Return why that failed, or an empty string."""
+        grant = step.grant
+        began = time.perf_counter()
+        try:
+            self.crew.build(grant.quorum)
+            step.timed("group_s", began)
+            self._note_quorum(grant)
+            if error := self.crew.error:
+                return str(error)
+            if grant.must_heal:
+                self.gradients.forget()
+                step.times.heal_s = self.state.heal(grant, self.crew)
+                self._attached().healed(self.state.lineage)
+            elif grant.quorum.healing and grant.step == grant.quorum.from_step:
+                step.times.export_s = self.state.offer(grant, self.crew)
+        except (GroupError, HealFailed, OfferRefused, dist.DistStoreError) as error:
+            return str(error)
+        return ""
+
+    def _note_quorum(self, grant: Grant) -> None:
+        quorum = grant.quorum
+        if quorum.quorum_id != self._noted_id:
+            self._noted_id = quorum.quorum_id
+            event(
+                log,
+                "group.built",
+                quorum=show_id(quorum.quorum_id),
+                step=grant.step,
+                members=quorum.replica_ids,
+                healing=sorted(quorum.healing),
+                seconds=self.crew.built_s,
+            )
+
+    def settle(self, step: Step, reason: str) -> bool:
+        """Vote; return whether the step is committed, else wait until it may be repeated."""
+        link = self._attached()
+        began = time.perf_counter()
+        verdict = link.vote(step.index, is_ok=not reason, reason=reason, until=self.until)
+        step.timed("vote_s", began)
+        if verdict.is_committed:
+            self._commit(step, verdict)
+            return True
+        event(log, "step.failed", step=step.index, reason=verdict.reason)
+        self.state.attempt_failed()
+        step.grant = link.wait_grant(self.until)
+        event(log, "step.repeated", step=step.index, quorum=show_id(step.quorum_id))
+        return False
+
+    def _commit(self, step: Step, verdict: Verdict) -> None:
+        step.is_committed = True
+        self._grant = verdict.grant
+        self.state.commit(step.index, lineage=step.quorum_id)
+        self.gradients.committed()
+        event(
+            log,
+            "step.committed",
+            level=logging.DEBUG,
+            step=step.index,
+            loss=step.loss,
+            members=step.members,
+            quorum=show_id(step.quorum_id),
+        )
+
+    def _abort(self, quorum_id: int, reason: str) -> None:
+        """Called on the link's thread: a member is lost, so what waits in the group must end."""
+        self.crew.abort(quorum_id, reason)
+        event(log, "step.aborted", quorum=show_id(quorum_id), reason=reason)
+
+    # Start
+
+    def _attached(self) -> Link:
+        if self._link is None:
+            self._link = self._attach()
+        return self._link
+
+    def _attach(self) -> Link:
+        place = self.place
+        self.state.ready()
+        if place.rank == 0:
+            self._store = host_store(place.host)
+        hello = pb.RankHello(
+            rank=place.rank,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            store_address=self._store.address if self._store else "",
+            heal_address=self.state.address,
+            committed=self.state.committed,
+            lineage=self.state.lineage,
+            settings=self._settings(),
+        )
+        link = Link(self._find_manager(), hello, abort=self._abort, notice=_show)
+        event(log, "manager.attached", replica_id=place.replica_id, lighthouse=place.lighthouse)
+        return link
+
+    def _settings(self) -> dict[str, str]:
+        """What has to be equal in all groups. The layout is compared rank by rank."""
+        return {
+            "ftcore version": __version__,
+            "shards": str(self.shards),
+            "mode": self.mode,
+            "seed": str(self.seed),
+            "ranks per group": str(self.place.ranks),
+            "state layout": self.state.layout_hash,
+        }
+
+    def _find_manager(self) -> Place:
+        """Rank 0 starts the manager; the others learn from it where it is."""
+        place = self.place
+        if place.ranks == 1:
+            return self._start_manager("")
+        store = _group_store(place.rank, place.ranks)
+        if place.rank == 0:
+            started = self._start_manager(place.host)
+            store.set("ftcore/manager", json.dumps(_as_dict(started)))
+            return started
+        return Place(**json.loads(store.get("ftcore/manager")))
+
+    def _start_manager(self, listen_host: str) -> Place:
+        place, _ = start_manager(
+            {
+                "job": self.place.job,
+                "replica_id": self.place.replica_id,
+                "incarnation": time.time_ns(),
+                "ranks": self.place.ranks,
+                "endpoints": self.place.lighthouse,
+                "listen_host": listen_host,
+                "log_level": current_env().get("FTCORE_LOG_LEVEL", "WARNING"),
+                **self._limits,
+            }
+        )
+        return place
+
+
+def _group_store(rank: int, ranks: int) -> dist.Store:
+    """The store that the ranks of one replica group share: torchrun's."""
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    store, _, _ = next(dist.rendezvous("env://", rank, ranks))
+    return dist.PrefixStore("ftcore", store)
+
+
+def _as_dict(place: Place) -> dict[str, str]:
+    return {"unix": place.unix, "tcp": place.tcp, "host": place.host, "token": place.token}
+
+
+def _show(text: str) -> None:
+    event(log, "lighthouse.notice", text=text)

@@ -1,0 +1,89 @@
+"""One training step of one replica group: its shards, repeated until the step is committed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftcore.deal import owners
+from ftcore.link import Grant
+
+if TYPE_CHECKING:
+    from ftcore.manager import Manager
+
+
+@dataclass(slots=True)
+class Shard:
+    """One of the K parts of a step's global batch.
+
+    step, index: which one; together with the run's seed they decide everything random in it.
+    count: K, the same for the whole run.
+    """
+
+    step: int
+    index: int
+    count: int
+    loss: torch.Tensor | None = None
+
+    def log(self, loss: torch.Tensor) -> None:
+        """Let `Step.loss` be the mean over all shards. `loss` has one element."""
+        self.loss = loss.detach()
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds that parts of the last attempt took, for metrics and the timeline."""
+
+    group_s: float = 0.0
+    heal_s: float = 0.0
+    export_s: float = 0.0
+    reduce_s: float = 0.0
+    vote_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Step:
+    """Iterate over it to get this group's shards. When the loop ends the step is committed, every
+    `.grad` holds the mean gradient over all K shards, and the optimizer may step.
+
+    Shards may be handed out again, or of a later step: when a member is lost the step is repeated
+    with the same samples, and a group that fell behind first copies the state of the others.
+    """
+
+    manager: Manager
+    grant: Grant
+    is_committed: bool = False
+    failures: list[str] = field(default_factory=list)
+    loss: float = float("nan")
+    times: Times = field(default_factory=Times)
+
+    @property
+    def index(self) -> int:
+        return self.grant.step
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.grant.quorum.replica_ids
+
+    @property
+    def quorum_id(self) -> int:
+        return self.grant.quorum.quorum_id
+
+    def __iter__(self) -> Iterator[Shard]:
+        manager = self.manager
+        while True:
+            reason = manager.enter(self)
+            if not reason:
+                owner_of = owners(self.grant.quorum, step=self.index, shards=manager.shards)
+                yield from manager.gradients.run(self, owner_of)
+                reason = manager.gradients.reduce(self, owner_of)
+            if manager.settle(self, reason):
+                return
+            self.failures.append(reason)
+
+    def timed(self, part: str, began: float) -> None:
+        setattr(self.times, part, time.perf_counter() - began)
