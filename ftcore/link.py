@@ -114,9 +114,20 @@ class Link:
         self._send(pb.FromRank(ready=pb.Ready(until=until)))
         return _grant(self._receive(self._asks).go)
 
-    def vote(self, step: int, *, is_ok: bool, reason: str, until: int) -> Verdict:
-        """Vote on a step; return what all ranks together decided."""
+    def vote(
+        self,
+        step: int,
+        *,
+        is_ok: bool,
+        reason: str,
+        until: int,
+        group_s: float = 0.0,
+        heal_s: float = 0.0,
+    ) -> Verdict:
+        """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`: how long
+        this rank took to build the process group and to heal."""
         vote = pb.Vote(step=step, is_ok=is_ok, reason=reason[:4000], until=until)
+        vote.group_s, vote.heal_s = group_s, heal_s
         self._send(pb.FromRank(vote=vote))
         decision = self._receive(self._asks).decision
         grant = _grant(decision.go) if decision.HasField("go") else None

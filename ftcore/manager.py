@@ -208,7 +208,14 @@ class Manager:
         """Vote; return whether the step is committed, else wait until it may be repeated."""
         link = self._attached()
         began = time.perf_counter()
-        verdict = link.vote(step.index, is_ok=not reason, reason=reason, until=self.until)
+        verdict = link.vote(
+            step.index,
+            is_ok=not reason,
+            reason=reason,
+            until=self.until,
+            group_s=step.times.group_s,
+            heal_s=step.times.heal_s,
+        )
         step.timed("vote_s", began)
         if verdict.is_committed:
             self._commit(step, verdict)

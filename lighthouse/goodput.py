@@ -222,7 +222,7 @@ class Goodput:
         elif fact.detail == "a member is lost" or self._since is None:
             return  # member.lost has told more
         else:
-            who, _, joins = fact.detail.partition(" joins")
+            who = fact.detail.removesuffix(" joins")
             is_join = fact.detail.endswith(" joins")
             is_leave = fact.detail == "a member leaves"
             cause = Cause.JOINED if is_join else Cause.LEFT if is_leave else Cause.OTHER

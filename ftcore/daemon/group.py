@@ -148,11 +148,14 @@ class Group:
     def _on_vote(self, rank: int, vote: pb.Vote) -> None:
         core = self._running_core()
         self.until = vote.until
+        if core.running is not None:
+            core.timed(group_s=vote.group_s, heal_s=vote.heal_s)
         if not self._votes.say(rank, "" if vote.is_ok else vote.reason or "failed"):
             return
         reason = self._votes.reason
         self._votes.clear()
         self._healed.clear()
+        lineage = core.lineage
         core.finish(is_committed=not reason, reason=reason)
         decision = pb.Decision(is_committed=not reason, reason=reason)
         if reason:
@@ -163,7 +166,7 @@ class Group:
             if go is not None:
                 decision.go.CopyFrom(self._go(go))
         self._reply(pb.ToRank(decision=decision))
-        if reason or core.want is Want.GONE or core.running is None:
+        if reason or core.want is Want.GONE or core.running is None or core.lineage != lineage:
             self.poke()
         self._end_if_dismissed()
 
