@@ -152,14 +152,13 @@ class Goodput:
                 self._begin(Cause.START, (), "no quorum yet", began_at=now, now=now)
         self.heard(report, now)
 
-    def heard(self, report: Report, now: float) -> None:
-        """A report came in."""
+    def heard(self, report: Report, now: float) -> Interruption | None:
+        """A report came in. Return the interruption that is over with it."""
         committed, highest = report.committed, self._highest
         if highest is not None and committed > highest:
             self.steps_committed += committed - highest
         self._highest = max(committed, highest or 0)
-        if self.open is not None:
-            self._follow(self.open, report, now)
+        return self._follow(self.open, report, now) if self.open is not None else None
 
     def told(self, fact: Fact, standing: Quorum | None, heard_at: float | None = None) -> None:
         """`heard_at`: the last sign of life of the member that the fact is about."""
@@ -239,10 +238,7 @@ class Goodput:
         self.settle(now)
         known = self.open
         if known is not None and (cause in PLANNED or not known.is_planned):
-            merged = (*known.who, *(w for w in who if w not in known.who))
-            self.open = replace(known, who=merged)
-            if known.cause is Cause.FAILED and cause is Cause.LOST:  # that is why the step failed
-                self.open = replace(self.open, cause=cause, who=who, reason=reason)
+            self.open = _merged(known, cause, who, reason)
             return
         if cause not in PLANNED:
             began_at = self._take_back(began_at, now)
@@ -290,23 +286,23 @@ class Goodput:
         self._ranks = sum(max(1, len(m.heal_addresses)) for m in members)
         self._ranks_max = max(self._ranks_max, self._ranks)
 
-    def _follow(self, record: Interruption, report: Report, now: float) -> None:
-        """See from a report how far the recovery is."""
+    def _follow(self, record: Interruption, report: Report, now: float) -> Interruption | None:
+        """See from a report how far the recovery is; return the record when it is over."""
         if report.failed_id and report.failed_id < (record.quorum_id or inf):
             record = self.open = replace(record, steps_repeated=1)
-        if report.quorum_id != record.quorum_id or not record.quorum_id:
-            return
+        quorum_id = record.quorum_id
+        if not quorum_id or report.quorum_id != quorum_id:
+            return None
         phases = replace(
             record.phases,
             group_s=max(record.phases.group_s, report.group_s),
             heal_s=max(record.phases.heal_s, report.heal_s),
         )
         record = self.open = replace(record, phases=phases)
-        is_new = report.lineage == record.quorum_id and report.committed > record.highest
-        if is_new or (record.is_planned and report.lineage == record.quorum_id):
-            self._close(record, now)
+        is_new = report.committed > record.highest or record.is_planned
+        return self._close(record, now) if is_new and report.lineage == quorum_id else None
 
-    def _close(self, record: Interruption, now: float) -> None:
+    def _close(self, record: Interruption, now: float) -> Interruption:
         self.settle(now)
         done = _measured(record, now)
         self.steps_repeated += done.steps_repeated
@@ -321,6 +317,16 @@ class Goodput:
             self._debt_s += done.stopped_s
             self.seconds.stopped += done.stopped_s
             self.seconds.rank_stopped += done.lost_rank_s
+        return done
+
+
+def _merged(known: Interruption, cause: Cause, who: tuple[str, ...], reason: str) -> Interruption:
+    """`known` after more happened. A lost member explains the failed steps of the others."""
+    if cause is Cause.FAILED and known.cause is Cause.LOST:
+        return known
+    if cause is Cause.LOST and known.cause is Cause.FAILED:
+        return replace(known, cause=cause, who=who, reason=reason)
+    return replace(known, who=(*known.who, *(w for w in who if w not in known.who)))
 
 
 def _measured(record: Interruption, now: float) -> Interruption:
@@ -342,6 +348,16 @@ def _measured(record: Interruption, now: float) -> Interruption:
         phases=phases,
         stopped_s=group_s + heal_s if record.is_planned else now - record.began_at,
         steps_repeated=record.steps_repeated + rolled_back,
+    )
+
+
+def sentence(record: Interruption) -> str:
+    """One line for a person who looks at the history."""
+    phases = {k.removesuffix("_s"): v for k, v in asdict(record.phases).items() if v >= 0.0005}
+    parts = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in phases.items())
+    return (
+        f"{record.cause.value}: {record.reason}; stopped {record.stopped_s:.3f} s of "
+        f"{record.ranks} ranks ({parts or 'nothing'} s), {record.steps_repeated} steps repeated"
     )
 
 

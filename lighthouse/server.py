@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from math import inf
 
-import grpc
-
 from ftcore.base.errors import FtError
 from ftcore.base.log import event
-from ftcore.wire.codec import MESSAGE_BYTES_MAX, decode_from_group, encode_order
+from ftcore.wire.codec import decode_from_group, encode_order
 from ftcore.wire.errors import BadMessage
 from ftcore.wire.messages import (
     Attached,
@@ -26,6 +25,7 @@ from ftcore.wire.messages import (
 )
 from lighthouse.core import Fact, JobCore, Life, Turn
 from lighthouse.errors import StreamRefused
+from lighthouse.goodput import Goodput, Interruption, sentence, summary
 from lighthouse.quorum import Decision, Policy
 from lighthouse.records import Records
 from lighthouse.status import JsonDict, job_status
@@ -66,6 +66,9 @@ class Job:
         self.decision: Decision | None = None
         self.facts: deque[Fact] = deque(maxlen=FACTS_MAX)
         self.counts: dict[str, int] = {}
+        self.book = Goodput()
+        self._timeline: deque[JsonDict] = deque(maxlen=FACTS_MAX)
+        self._heard_at: dict[str, float] = {}
         self._records = records
         self._clock = clock
         self._outboxes: dict[Life, Outbox] = {}
@@ -80,12 +83,16 @@ class Job:
         self._outboxes[life] = outbox
         every_s = self.core.policy.heartbeat_timeout_s / 4
         outbox.put(encode_order(Attached(report_every_s=every_s)))
-        self.take(self.core.hello(hello, self._clock()))
+        now = self._clock()
+        self._heard_at[life[0]] = now
+        self.book.hello(hello.report, hello.standing, now)
+        self.take(self.core.hello(hello, now))
 
     def detach(self, life: Life, outbox: Outbox) -> None:
         if self._outboxes.get(life) is outbox:
             del self._outboxes[life]
-            self.take(self.core.closed(life, self._clock()))
+            self._heard_at[life[0]] = now = self._clock()
+            self.take(self.core.closed(life, now))
 
     def take(self, turn: Turn) -> None:
         """Carry out a turn: at once if nothing has to be durable first, else in its order."""
@@ -107,6 +114,8 @@ class Job:
             self._send(turn)
 
     def _send(self, turn: Turn) -> None:
+        if not self._records.may_speak():
+            return
         encoded: dict[int, bytes] = {}  # one member list for all, serialized once
         for life, order in turn.orders:
             outbox = self._outboxes.get(life)
@@ -134,6 +143,59 @@ class Job:
         self.counts[fact.what] = self.counts.get(fact.what, 0) + 1
         quorum = show_id(fact.quorum_id)
         event(log, fact.what, job=self.core.job, quorum=quorum, who=fact.about, why=fact.detail)
+
+        self._timeline.append(
+            {
+                "time": round(time.time(), 3),
+                "what": fact.what,
+                "about": fact.about,
+                "detail": fact.detail,
+                "quorum": quorum,
+            }
+        )
+        self.book.told(fact, self.core.standing, self._heard_at.get(fact.about))
+
+    def history(self) -> list[JsonDict]:
+        """What happened, oldest first, by the wall clock."""
+        return list(self._timeline)
+
+    def interruptions(self) -> list[JsonDict]:
+        """Each time that training stopped and what it cost, oldest first, by the wall clock."""
+        return [*self._records.noted(self.core.job), *map(self._shown, self.book.records)]
+
+    def _shown(self, record: Interruption) -> JsonDict:
+        return record.to_json(wall_offset_s=time.time() - self._clock())
+
+    def _note_interruption(self, record: Interruption) -> None:
+        self._records.note(self.core.job, self._shown(record))
+        what = Fact(
+            at=self._clock(),
+            what="interruption.ended",
+            about=", ".join(record.who) or "the job",
+            detail=sentence(record),
+            quorum_id=record.quorum_id,
+        )
+        self._note(what)
+
+    def heard(self, report: Report) -> None:
+        """A report came in."""
+        now = self._clock()
+        self._heard_at[report.member.replica_id] = now
+        if (ended := self.book.heard(report, now)) is not None:
+            self._note_interruption(ended)
+        self.take(self.core.report(report, now))
+
+    def knows(self, replica_id: str) -> bool:
+        standing = self.core.standing
+        return replica_id in self.core.seats or (
+            standing is not None and replica_id in standing.replica_ids
+        )
+
+    def drain(self, replica_id: str, reason: str) -> None:
+        self.take(self.core.drain(replica_id, reason, self._clock()))
+
+    def evict(self, replica_id: str, reason: str) -> None:
+        self.take(self.core.evict(replica_id, reason, self._clock()))
 
     def close(self) -> None:
         self._performer.cancel()
@@ -192,13 +254,18 @@ class Lighthouse:
             self.failed.set_result(task.exception())  # type: ignore[arg-type]
 
     async def serve_stream(
-        self, read: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]
+        self,
+        read: AsyncIterator[bytes],
+        write: Callable[[bytes], Awaitable[None]],
+        *,
+        admit: Callable[[str], None] = lambda job: None,
     ) -> None:
         """Serve one manager until either side ends the stream. Raises StreamRefused, BadMessage."""
         outbox = Outbox()
         hello = decode_from_group(await anext(read, b""), member=None)
         if not isinstance(hello, Hello):
             raise BadMessage("the first message of a stream is no hello")
+        admit(hello.job)
         job, member = self.job(hello.job), hello.report.member
         if len(job.core.seats) >= GROUPS_MAX:
             raise StreamRefused(f"job {hello.job} already has {GROUPS_MAX} replica groups")
@@ -220,12 +287,13 @@ class Lighthouse:
             report = decode_from_group(data, member=member)
             if not isinstance(report, Report):
                 raise BadMessage("a stream said hello twice")
-            job.take(job.core.report(report, self._clock()))
+            job.heard(report)
 
     def status(self) -> JsonDict:
         now = self._clock()
         jobs: Mapping[str, JsonDict] = {
-            name: job_status(job.core, job.decision, now) for name, job in sorted(self.jobs.items())
+            name: job_status(job.core, job.decision, now) | {"goodput": summary(job.book, now)}
+            for name, job in sorted(self.jobs.items())
         }
         return {"term": self.records.term, "jobs": jobs}
 
@@ -237,36 +305,3 @@ class Lighthouse:
 async def _write_all(outbox: Outbox, write: Callable[[bytes], Awaitable[None]]) -> None:
     while (data := await outbox.queue.get()) is not None:
         await write(data)
-
-
-def attach_handler(lighthouse: Lighthouse) -> grpc.GenericRpcHandler[bytes, bytes]:
-    """`ftcore.v1.Lighthouse/Attach` in raw bytes, so that an order for many is encoded once."""
-
-    async def attach(
-        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> None:
-        try:
-            await lighthouse.serve_stream(aiter(requests), context.write)
-        except (BadMessage, StreamRefused) as error:
-            event(log, "stream.refused", peer=context.peer(), reason=str(error))
-            refused = Refused(what=str(error), remedy=error.remedy)
-            await context.write(encode_order(refused))
-
-    method = grpc.stream_stream_rpc_method_handler(attach)
-    return grpc.method_handlers_generic_handler("ftcore.v1.Lighthouse", {"Attach": method})
-
-
-def make_grpc_server(lighthouse: Lighthouse) -> grpc.aio.Server:
-    """A server without a port yet, with limits that a bad client cannot get past."""
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 5_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-        ]
-    )
-    server.add_generic_rpc_handlers((attach_handler(lighthouse),))
-    return server

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
 }
 PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py"}
+PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/goodput.py", "lighthouse/lease/candidate.py"}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}
 LINES_MAX, FUNCTION_LINES_MAX = 450, 70

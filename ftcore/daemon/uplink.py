@@ -12,16 +12,19 @@ import grpc
 from ftcore.base.errors import FtError
 from ftcore.base.log import event
 from ftcore.base.retry import backoff
+from ftcore.wire.channels import leader_of, open_channel, token_metadata
 from ftcore.wire.codec import MESSAGE_BYTES_MAX, decode_order
 from ftcore.wire.messages import Attached, Order
 
 log = logging.getLogger("ftcore.daemon")
 
+GREETING_TIMEOUT_S = 2.0  # a stopped lighthouse still accepts connections
 METHOD = "/ftcore.v1.Lighthouse/Attach"
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),  # else a stopped lighthouse is noticed after 60 s
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -55,6 +58,7 @@ class Uplink:
         self._is_greeted = False
         self._wake = asyncio.Event()
         self._failure = "no answer"
+        self._leader = ""
         self.attached = asyncio.Event()
 
     def poke(self) -> None:
@@ -67,6 +71,9 @@ class Uplink:
         while True:
             for endpoint in list(self._endpoints):
                 was_attached = await self._hold_stream(endpoint)
+                if self._leader:  # a follower said where to go
+                    leader, self._leader = self._leader, ""
+                    was_attached = await self._hold_stream(leader) or was_attached
                 if was_attached:
                     waits = backoff(random.Random(), first_s=0.02, max_s=0.5)
                 await asyncio.sleep(next(waits))
@@ -74,17 +81,23 @@ class Uplink:
     async def _hold_stream(self, endpoint: str) -> bool:
         """One connection, until it breaks. Return whether it was ever accepted."""
         self._is_greeted = False
-        async with grpc.aio.insecure_channel(endpoint, options=OPTIONS) as channel:
-            call = channel.stream_stream(METHOD, None, None)(None)
+        async with open_channel(endpoint, OPTIONS) as channel:
+            call = channel.stream_stream(METHOD, None, None)(None, metadata=token_metadata())
             self._call = call
             sender = asyncio.create_task(self._send_reports(call))
             try:
-                await call.write(self._hello())
-                async for data in call:
-                    self._take(decode_order(data), endpoint)
+                async with asyncio.timeout(GREETING_TIMEOUT_S) as patience:
+                    await call.write(self._hello())
+                    async for data in call:
+                        self._take(decode_order(data), endpoint)
+                        if self._is_greeted:
+                            patience.reschedule(None)
                 self._failure = "the stream was closed"
+            except TimeoutError:
+                self._failure = f"no greeting in {GREETING_TIMEOUT_S:g} s"
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, FtError) as error:
                 self._failure = _reason(error)
+                self._leader = leader_of(error) if isinstance(error, grpc.aio.AioRpcError) else ""
             finally:
                 sender.cancel()
                 self._call = None

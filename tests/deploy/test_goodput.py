@@ -201,3 +201,10 @@ def test_a_report_with_want_gone_does_not_start_the_clock():
     book = Goodput()
     book.hello(report("a", want=Want.GONE), None, 5.0)
     assert book.ettr(10.0) == 0.0
+
+
+def test_a_survivor_whose_step_failed_is_not_to_blame():
+    book = started("a", "b")
+    book.told(fact(5.0, "member.lost", "b", "died"), None, heard_at=5.0)
+    book.told(fact(5.1, "change.started", detail="a step failed on a: cut"), None)
+    assert book.open.who == ("b",) and book.open.cause is Cause.LOST
