@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOMES = {"Manager": "ftcore.manager"}
+_HOMES = {"ElasticSampler": "ftcore.data.sampler", "Manager": "ftcore.manager"}
 
 if TYPE_CHECKING:
+    from ftcore.data.sampler import ElasticSampler
     from ftcore.manager import Manager
 
-__all__ = ["Manager"]
+__all__ = ["ElasticSampler", "Manager"]
 
 
 def __getattr__(name: str) -> object:

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
+from ftcore.data.rng import shard_rng
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.reduce.buckets import Buckets
-from ftcore.shard_rng import seeded
 from ftcore.step import Shard, Step
 
 
@@ -45,8 +45,8 @@ class _Base:
 
     def _one(self, step: Step, index: int, count: int) -> Iterator[Shard]:
         """Hand out one shard with its own random numbers, then note its loss."""
-        shard = Shard(step=step.index, index=index, count=count)
-        with seeded(self._seed, step=step.index, shard=index):
+        shard = Shard(step=step.index, index=index, count=count, samples=step.samples_of(index))
+        with shard_rng(self._seed, step.index, index):
             yield shard
         loss = torch.zeros(1, device=self._loss.device)
         if shard.loss is not None:

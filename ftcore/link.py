@@ -174,7 +174,9 @@ class Link:
         if self.stopped is None:
             return ManagerLost("the manager process of this replica group does not answer any more")
         stop = self.stopped
-        return GroupStopped(stop.what, remedy=stop.remedy, is_clean=stop.is_clean)
+        return GroupStopped(
+            stop.what, remedy=stop.remedy, is_clean=stop.is_clean, compare_with=stop.compare_with
+        )
 
     def _is_listening(self) -> bool:
         thread = getattr(self, "_thread", None)

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ftcore.base.errors import FtError
 from ftcore.crew import Crew
 from ftcore.heal import HealFailed, HealServer, Offer, heal
+from ftcore.heal.compare import fetch_layout
 from ftcore.link import Grant
-from ftcore.statedict import StatePair, layout
+from ftcore.statedict import StatePair, first_difference, layout
 
 
 class LiveState:
@@ -52,7 +54,17 @@ class LiveState:
 
     def ready(self) -> None:
         """All state is registered: from now on its layout is what groups compare."""
-        self.layout_hash = f"{layout(self._tree).static.hash:016x}"
+        self._server.layout = layout(self._tree).static
+        self.layout_hash = f"{self._server.layout.hash:016x}"
+
+    def difference_from(self, address: str) -> str:
+        """What differs first from the state of the group with this heal server; may be empty."""
+        try:
+            theirs = fetch_layout(address)
+        except (FtError, OSError):
+            return ""
+        assert self._server.layout is not None
+        return first_difference(self._server.layout, theirs, names=("this group", address)) or ""
 
     def offer(self, grant: Grant, crew: Crew) -> float:
         """Publish this state for those who heal in this quorum. Returns seconds it took here.

@@ -18,6 +18,7 @@ from ftcore import __version__
 from ftcore.base.errors import BadSetting
 from ftcore.base.log import event
 from ftcore.crew import Crew
+from ftcore.data.sampler import ElasticSampler
 from ftcore.errors import GroupStopped, NothingToReduce, StepNotIterated
 from ftcore.gradients import ExactGradients, FastGradients, Gradients
 from ftcore.heal import HealFailed, OfferRefused
@@ -41,9 +42,13 @@ class Manager:
     shards: K, how many parts the global batch of a step has, the same for all groups for the whole
         run. Which group computes which shard changes with the members; what a step computes does
         not.
+    data: whose position is committed with each step, healed and checkpointed; then `shard.samples`
+        holds the ids of a shard's samples, and K may be left to it.
     mode: "exact" sums shards in shard order, so the weights are bit-identical to those of a run
         without failures. "fast" uses ordinary all-reduce.
     detect_within_s: how long a rank may be stopped before its group is given up.
+    guard: looks at each step after its reduction and before the vote; what it returns, if anything,
+        is why the step must not be committed. It is repeated then.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
 
     Group rank and size are taken from RANK and WORLD_SIZE, which mean the ranks within this
@@ -56,7 +61,8 @@ class Manager:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        shards: int,
+        shards: int | None = None,
+        data: ElasticSampler | None = None,
         mode: Literal["exact", "fast"] = "exact",
         seed: int = 0,
         lighthouse: str | None = None,
@@ -69,9 +75,17 @@ class Manager:
         collective_timeout_s: float = 60.0,
         heal_timeout_s: float = 600.0,
         failed_steps_max: int = 10,
+        guard: Callable[[Step], str] | None = None,
     ) -> None:
+        if shards is None:
+            shards = data.ledger.shards if data is not None else 0
         if shards < 1:
-            raise BadSetting(f"shards is {shards}, but a step needs at least one")
+            raise BadSetting(
+                f"shards is {shards}, but a step needs at least one",
+                remedy="Pass shards=K or data=ElasticSampler(..., shards=K) to ftcore.Manager.",
+            )
+        if data is not None and data.ledger.shards != shards:
+            raise BadSetting(f"shards is {shards}, but data has {data.ledger.shards}")
         if mode not in ("exact", "fast"):
             raise BadSetting(f"mode is {mode!r}, not 'exact' or 'fast'")
         if not any(p.requires_grad for p in model.parameters()):
@@ -79,12 +93,14 @@ class Manager:
         self.place = find_place(
             current_env(), lighthouse=lighthouse, job=job, replica_id=replica_id, host=host
         )
-        self.shards, self.mode, self.seed = shards, mode, seed
+        self.shards, self.mode, self.seed, self.data = shards, mode, seed, data
         self.until = 0
         self.group = group if group is not None else GlooGroup(interface=self.place.host)
         self.state = LiveState(
             model, optimizer, host=self.place.host, heal_timeout_s=heal_timeout_s
         )
+        if data is not None:
+            self.state.register("data", data.state_dict, data.load_state_dict)
         self.gradients: Gradients = (ExactGradients if mode == "exact" else FastGradients)(
             model, self.group, seed=seed
         )
@@ -96,6 +112,7 @@ class Manager:
             timeout_s=collective_timeout_s,
         )
         self.drained_because = ""
+        self._guard = guard
         self._limits = {
             "stopped_limit_s": detect_within_s,
             "attach_timeout_s": attach_timeout_s,
@@ -140,9 +157,17 @@ class Manager:
                     raise StepNotIterated(f"step {step.index} was left before it was committed")
         except GroupStopped as stop:
             if not stop.facts.get("is_clean"):
-                raise
+                raise self._explained(stop) from None
             self.drained_because = str(stop)
             event(log, "group.drained", reason=str(stop))
+
+    def _explained(self, stop: GroupStopped) -> GroupStopped:
+        """Add the first difference when this group's state has another layout."""
+        address = str(stop.facts.get("compare_with") or "")
+        difference = self.state.difference_from(address) if address else ""
+        if not difference:
+            return stop
+        return GroupStopped(f"{stop}: {difference}", remedy=stop.remedy)
 
     def drain(self, reason: str) -> None:
         """Leave in good order: the others go on without repeating a step, `steps` ends."""
@@ -190,6 +215,10 @@ class Manager:
             return str(error)
         return ""
 
+    def objection(self, step: Step) -> str:
+        """Why the reduced step must not be committed, or an empty string."""
+        return self._guard(step) if self._guard is not None else ""
+
     def _note_quorum(self, grant: Grant) -> None:
         quorum = grant.quorum
         if quorum.quorum_id != self._noted_id:
@@ -231,6 +260,8 @@ class Manager:
         self._grant = verdict.grant
         self.state.commit(step.index, lineage=step.quorum_id)
         self.gradients.committed()
+        if self.data is not None:
+            self.data.commit()
         event(
             log,
             "step.committed",

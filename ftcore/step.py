@@ -21,12 +21,13 @@ class Shard:
     """One of the K parts of a step's global batch.
 
     step, index: which one; together with the run's seed they decide everything random in it.
-    count: K, the same for the whole run.
+    count: K, the same for the whole run. samples: ids of its samples, if the manager has `data`.
     """
 
     step: int
     index: int
     count: int
+    samples: list[int] = field(default_factory=list)
     loss: torch.Tensor | None = None
 
     def log(self, loss: torch.Tensor) -> None:
@@ -80,10 +81,15 @@ class Step:
             if not reason:
                 owner_of = owners(self.grant.quorum, step=self.index, shards=manager.shards)
                 yield from manager.gradients.run(self, owner_of)
-                reason = manager.gradients.reduce(self, owner_of)
+                reason = manager.gradients.reduce(self, owner_of) or manager.objection(self)
             if manager.settle(self, reason):
                 return
             self.failures.append(reason)
+
+    def samples_of(self, shard: int) -> list[int]:
+        """The sample ids of one shard: a pure function of the committed position."""
+        data = self.manager.data
+        return [] if data is None else list(data.ledger.batches().samples[shard])
 
     def timed(self, part: str, began: float) -> None:
         setattr(self.times, part, time.perf_counter() - began)

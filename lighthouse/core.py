@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -103,9 +103,10 @@ class JobCore:
     def hello(self, hello: Hello, now: float) -> Turn:
         """A stream of this group opened (again)."""
         member = hello.report.member
-        difference = _first_difference(self._settings, hello.settings)
-        if difference and any(r != member.replica_id for r in self.seats):
-            self._order(member.life, Refused(what=difference[0], remedy=difference[1]))
+        others = [s.report.member for r, s in self.seats.items() if r != member.replica_id]
+        refused = _refusal(self._settings, hello.settings, others)
+        if refused is not None:
+            self._order(member.life, refused)
             return self._take(None, now)
         seat = self.seats.get(member.replica_id)
         if seat and seat.report.member.incarnation != member.incarnation and seat.closed_at == inf:
@@ -406,14 +407,18 @@ def _after_seating(want: Want) -> Want:
     return Want.NOTHING if want is Want.SEAT else want
 
 
-def _first_difference(here: dict[str, str], there: object) -> tuple[str, str] | None:
-    """The first setting that differs, as a sentence and a remedy."""
-    assert isinstance(there, dict)
-    for name in sorted(set(here) | set(there)):
-        ours, theirs = here.get(name), there.get(name)
-        if here and ours != theirs:
-            return (
-                f"{name} is {theirs} here and {ours} in the other replica groups of this job",
-                f"Start all replica groups with the same {name}.",
-            )
-    return None
+def _refusal(
+    ours: Mapping[str, str], theirs: Mapping[str, str], others: Sequence[Member]
+) -> Refused | None:
+    """Why a group with these settings cannot be in one job with the others: the first difference.
+
+    A difference in the layout of the state is named by the group itself: it asks another one.
+    """
+    names = [n for n in sorted(set(ours) | set(theirs)) if ours.get(n) != theirs.get(n)]
+    if not names or not others:
+        return None
+    name = names[0]
+    what = f"{name} is {theirs.get(name)} here and {ours.get(name)} in the other replica groups"
+    remedy = f"Start all replica groups of this job with the same {name}."
+    compare_with = next(iter(others[0].heal_addresses), "") if name == "state layout" else ""
+    return Refused(what=what, remedy=remedy, compare_with=compare_with)

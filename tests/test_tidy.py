@@ -21,7 +21,10 @@ MAY_IMPORT = {
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
 }
 PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py"}
-PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/goodput.py", "lighthouse/lease/candidate.py"}
+PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/lease/candidate.py"}
+PURE |= {"lighthouse/goodput.py", "lighthouse/histogram.py"}
+PURE |= {f"ftcore/data/{name}.py" for name in ("order", "ledger", "seeds")}
+PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}
 LINES_MAX, FUNCTION_LINES_MAX = 450, 70
@@ -88,7 +91,9 @@ def test_a_function_fits_on_a_screen(name):
             assert lines <= FUNCTION_LINES_MAX, f"{name}: {node.name} has {lines} lines"
 
 
-@pytest.mark.parametrize("package", ["lighthouse", "flightrec", "ftcore.base", "ftcore.wire"])
+@pytest.mark.parametrize(
+    "package", ["lighthouse", "flightrec", "ftcore.base", "ftcore.wire", "ftcore.data"]
+)
 def test_light_packages_never_import_torch(package):
     command = package.split(".")[0] + ".__main__"
     code = f"import {package}, {command}, sys; assert 'torch' not in sys.modules"

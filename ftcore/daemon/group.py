@@ -30,6 +30,8 @@ from ftcore.wire.messages import (
 
 log = logging.getLogger("ftcore.daemon")
 
+LAYOUT = "state layout"  # the one setting that may differ between the ranks of a group
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -69,6 +71,7 @@ class Group:
     failed_steps: int = 0
     until: int = 0
     last_reason: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     introduced: asyncio.Event = field(default_factory=asyncio.Event)
     _links: dict[FrameProtocol, int] = field(default_factory=dict)
@@ -126,10 +129,15 @@ class Group:
         if self.core is not None:
             return
         hellos = [self.ranks[rank].hello for rank in range(self.config.ranks)]
+        self.settings = dict(hellos[0].settings)
         for rank, hello in enumerate(hellos):
-            if dict(hello.settings) != dict(hellos[0].settings):
+            theirs = dict(hello.settings)
+            layout = theirs.pop(LAYOUT)
+            if theirs != {k: v for k, v in self.settings.items() if k != LAYOUT}:
                 self.stop(f"rank {rank} has other settings than rank 0", "Start all ranks alike.")
                 return
+            if rank > 0:
+                self.settings[LAYOUT] += f" {layout}"
         member = Member(
             replica_id=self.config.replica_id,
             incarnation=self.config.incarnation,
@@ -263,10 +271,11 @@ class Group:
 
     def hello_bytes(self) -> bytes:
         assert self.core is not None
-        settings = dict(self.ranks[0].hello.settings)
-        report = self.core.report()
         hello = Hello(
-            job=self.config.job, report=report, settings=settings, standing=self.core.standing
+            job=self.config.job,
+            report=self.core.report(),
+            settings=self.settings,
+            standing=self.core.standing,
         )
         return encode_hello(hello)
 

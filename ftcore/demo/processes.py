@@ -24,10 +24,10 @@ class DemoFailed(FtError):
 
 
 class Lighthouse:
-    """`lighthouse serve` on a free port, with its journal in `folder`."""
+    """`lighthouse serve` on this machine, with its journal in `folder`. Port 0 is a free one."""
 
-    def __init__(self, folder: Path, *, replicas_min: int, log_level: str) -> None:
-        command = [sys.executable, "-m", "lighthouse", "serve", "--bind", "127.0.0.1:0"]
+    def __init__(self, folder: Path, *, replicas_min: int, log_level: str, port: int = 0) -> None:
+        command = [sys.executable, "-m", "lighthouse", "serve", "--bind", f"127.0.0.1:{port}"]
         command += ["--http", "127.0.0.1:0", "--journal", str(folder / "lighthouse.journal")]
         command += ["--min-replicas", str(replicas_min), "--log-level", log_level]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -36,6 +36,11 @@ class Lighthouse:
         if not line:
             raise DemoFailed("the lighthouse did not start")
         self.address = str(json.loads(line)["address"])
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._process.kill()
+        self._process.wait()
 
     def __enter__(self) -> Lighthouse:
         return self

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 
-from ftcore import Manager
+from ftcore import ElasticSampler, Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.model import Llama
 from ftcore.demo.text import Corpus
@@ -44,21 +44,17 @@ def sha256(tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def samples_of(step: int, shard: int, corpus: Corpus) -> list[int]:
-    first = (step * 1000 + shard) * BATCH
-    return [(first + i) * 7919 % len(corpus) for i in range(BATCH)]
-
-
 def train(config: dict[str, object]) -> None:
     torch.manual_seed(7)
     corpus = Corpus()
     model = Llama(corpus.vocabulary)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     shards, steps = int(str(config["shards"])), int(str(config["steps"]))
+    data = ElasticSampler(corpus, shards=shards, per_shard=BATCH)
     with Manager(
         model,
         optimizer,
-        shards=shards,
+        data=data,
         mode=config["mode"],  # type: ignore[arg-type]
         lighthouse=str(config["lighthouse"]),
         replica_id=str(config["replica_id"]),
@@ -67,7 +63,7 @@ def train(config: dict[str, object]) -> None:
             ends_at = time.monotonic() + float(str(config["step_time_s"]))
             for shard in step:
                 say("shard", step=shard.step, shard=shard.index)
-                inputs, targets = corpus.batch(samples_of(shard.step, shard.index, corpus))
+                inputs, targets = corpus.batch(shard.samples)
                 loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
                 loss.backward()
                 shard.log(loss)

@@ -19,10 +19,12 @@ import xxhash
 
 from ftcore.base.log import event
 from ftcore.heal import wire
+from ftcore.heal.compare import send_layout
 from ftcore.heal.errors import FrameInvalid, OfferRefused, SourceLost
 from ftcore.heal.pace import Pace
 from ftcore.heal.snapshot import Reader, Snapshot
-from ftcore.statedict import NotAtStepBoundary, flatten
+from ftcore.heal.staging import Staging
+from ftcore.statedict import Layout, NotAtStepBoundary, flatten
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ class HealServer:
     `with HealServer() as server:` binds `host` and a free port. `bandwidth_max` limits what all
     readers together get, in bytes a second. A reader that takes nothing for `reader_timeout_s` is
     dropped. `stage_ahead` copies in the background between `publish` and `gate`; the default does
-    so where there are four cores or more.
+    so where there are four cores or more. `keep_staging` keeps the memory of copies (at most the
+    size of parameters and optimizer state) for the next heal.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class HealServer:
         reader_timeout_s: float = 30.0,
         connections_max: int = 256,
         stage_ahead: bool | None = None,
+        keep_staging: bool = True,
     ) -> None:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, port), family=family, backlog=128)
@@ -78,10 +82,12 @@ class HealServer:
         cores = os.cpu_count() or 1
         self._stage_ahead = cores >= 4 if stage_ahead is None else stage_ahead
         self._copy_threads = min(4, cores)
+        self.layout: Layout | None = None  # what others may compare theirs with
         self._token = secrets.token_urlsafe(18)
         self._pace = Pace(bandwidth_max)
         self._reader_timeout_s, self._connections_max = reader_timeout_s, connections_max
         self._idle_timeout_s = 10 * reader_timeout_s  # between requests a reader may be busy
+        self._staging, self._keep_staging = Staging(), keep_staging
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._connections: dict[socket.socket, threading.Thread] = {}
@@ -103,7 +109,12 @@ class HealServer:
         started = time.perf_counter()
         flat = flatten(state)
         snapshot = Snapshot(
-            flat, step=step, quorum_id=quorum_id, readers=readers, stage_ahead=self._stage_ahead
+            flat,
+            self._staging,
+            step=step,
+            quorum_id=quorum_id,
+            readers=readers,
+            stage_ahead=self._stage_ahead,
         )
         with self._lock:
             self._snapshot = snapshot
@@ -122,6 +133,13 @@ class HealServer:
             quorum_id=quorum_id,
             layout_hash=flat.layout.hash,
         )
+
+    def prefault(self, state: object) -> None:
+        """Touch the memory that a copy of `state` takes, in the background. Once, after the first
+        step: then even the first heal finds its staging memory ready."""
+        self._assert_training_thread()
+        if self._snapshot is None:
+            self._staging.prefault(flatten(state).layout.nbytes)
 
     def gate(self) -> float:
         """Make it safe to change the published state; return the seconds this took.
@@ -144,6 +162,8 @@ class HealServer:
             snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             snapshot.revoke()
+            if not self._keep_staging:
+                self._staging.release()
 
     def is_wanted(self) -> bool:
         """True while an expected joiner has not come or not finished: keep serving."""
@@ -158,6 +178,7 @@ class HealServer:
     def close(self) -> None:
         """Stop serving, end all connections and join all threads."""
         self.retire()
+        self._staging.release()
         self._closed.set()
         wire.shut(self._listener)
         self._listener.close()
@@ -223,6 +244,9 @@ class HealServer:
 
     def _talk(self, connection: socket.socket) -> None:
         hello = wire.receive_frame(connection)
+        if hello.get("want") == "layout":
+            send_layout(connection, self.layout)
+            return
         snapshot = self._admit(hello)
         wire.send_frame(connection, {"ok": True})
         with snapshot.connected(str(hello.get("reader"))[:100]) as reader:

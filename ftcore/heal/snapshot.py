@@ -9,11 +9,10 @@ users register) may change at any moment and is copied at once; it is small.
 from __future__ import annotations
 
 import logging
-import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ from torch import Tensor
 from ftcore.base.log import event
 from ftcore.heal.manifest import encode_manifest
 from ftcore.heal.parts import Part, cut, part_bytes_for
+from ftcore.heal.staging import Staging
 from ftcore.statedict import FlatState, bytes_of
 from ftcore.statedict.memory import copy_out
 
@@ -59,12 +59,20 @@ class Snapshot:
     """The state of one step, for readers. Made, settled and revoked on the training thread."""
 
     def __init__(
-        self, flat: FlatState, *, step: int, quorum_id: int, readers: int, stage_ahead: bool
+        self,
+        flat: FlatState,
+        staging: Staging,
+        *,
+        step: int,
+        quorum_id: int,
+        readers: int,
+        stage_ahead: bool,
     ) -> None:
         self.step, self.quorum_id = step, quorum_id
         own = [t for t in flat.tensors if t.entry.alias_of is None]
         self._moving = [t for t in own if t.is_parameter or t.entry.lazy]
         private = [t for t in own if not (t.is_parameter or t.entry.lazy)]
+        self._written = _events({t.tensor.device for t in self._moving})
         self._versions = [_version(t.tensor) for t in self._moving]
         self._readers_expected = readers
         self._readers: dict[str, Reader] = {}
@@ -74,7 +82,7 @@ class Snapshot:
         sizes = [t.entry.nbytes for t in self._moving]
         part_bytes = part_bytes_for(sum(sizes))
         self.parts = cut(sizes, part_bytes)
-        self._memory = _reserve(sum(sizes))
+        self._memory = staging.memory(sum(sizes))
         self._states = self._first_states(sizes)
         self.manifest = encode_manifest(flat, self._moving, private, part_bytes)
         self._ahead = threading.Thread(target=self._stage_ahead, name="ft-stage", daemon=True)
@@ -200,7 +208,7 @@ class Snapshot:
         offset = part.offset
         for source in state.live:
             target = self._memory[offset : offset + len(source)]
-            _copy_bytes(source, target)
+            _copy_bytes(source, target, self._written)
             offset += len(source)
         state.live, state.views = None, [bytes_of(self._memory[part.offset : offset])]
 
@@ -232,14 +240,6 @@ class Snapshot:
                 )
 
 
-def _reserve(size: int) -> Tensor:
-    """Memory that costs nothing until it is written; in huge pages where the kernel has them."""
-    memory = mmap.mmap(-1, max(1, size))
-    with suppress(OSError):  # without huge pages it is only slower
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
 def _bytes_in_order(tensor: Tensor) -> Tensor | None:
     """The bytes of a tensor as they lie in memory, if that is their logical order."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
@@ -257,14 +257,26 @@ def _first_state(part: Part, sources: Sequence[tuple[Tensor, bool]]) -> _PartSta
     )
 
 
-def _copy_bytes(source: Tensor, target: Tensor) -> None:
+def _events(devices: set[torch.device]) -> dict[torch.device, torch.cuda.Event]:
+    """For each device an event after which the state is complete: the last step may still run."""
+    events = {}
+    for device in devices:
+        if device.type == "cuda":
+            events[device] = torch.cuda.current_stream(device).record_event()
+    return events
+
+
+def _copy_bytes(
+    source: Tensor, target: Tensor, written: Mapping[torch.device, torch.cuda.Event]
+) -> None:
     """Copy to host memory. From a device through a stream of our own, so that the copy does not
-    wait for what the trainer has queued, and through a small pinned buffer, one part at a time."""
+    wait for what the trainer queues, and through a small pinned buffer, one part at a time."""
     if source.device.type != "cuda":
         if source.data_ptr() != target.data_ptr():  # copied at publish already: it is in its place
             target.copy_(source)
         return
     stream = _streams.get(source.device)
+    stream.wait_event(written[source.device])
     with torch.cuda.stream(stream):
         pinned = torch.empty(len(source), dtype=torch.uint8, pin_memory=True)
         pinned.copy_(source, non_blocking=True)

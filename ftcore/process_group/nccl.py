@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 from ftcore.base.errors import BadSetting
 from ftcore.process_group.base import Group, Quorum
 from ftcore.process_group.errors import CollectiveFailed
+from ftcore.process_group.life import Life
 from ftcore.process_group.store import connect_store
 
 # torch's own watchdog would end the process, or wait, where we abort and go on.
@@ -100,7 +101,9 @@ class NcclGroup(Group):
             return
         try:
             canary = _send_canary(link.backend, self.device)
-            _poll_event(_record(self.device), lambda: life.has_failed, quorum.timeout_s)
+            _poll_event(
+                _record(self.device), lambda: _is_over(life, link.backend), quorum.timeout_s
+            )
             if not life.has_failed and (answers := canary.item()) != quorum.world_size:
                 raise RuntimeError(f"{answers:g} of {quorum.world_size} members answered")
         except (RuntimeError, TimeoutError) as error:
@@ -127,6 +130,12 @@ def _record(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
+
+
+def _is_over(life: Life, backend: Any) -> bool:
+    if (code := str(backend.get_error())) != "ErrorType.SUCCESS":
+        raise RuntimeError(f"NCCL reports {code}")
+    return life.has_failed
 
 
 def _poll_event(event: Any, is_over: Any, timeout_s: float) -> None:

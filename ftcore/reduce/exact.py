@@ -91,8 +91,8 @@ class ExactReduction:
         )
 
     def gather(self) -> None:
-        """Wait for the slices, add them up, and start to hand the sum out."""
-        if self._sending is None:
+        """Wait for the slices, add them up, and start to hand the sum out. Only once."""
+        if self._sending is None or self._gathering is not None:
             return
         self._sending.wait()
         self._add_up(self._out.split(self._sizes)[self._deal.rank])

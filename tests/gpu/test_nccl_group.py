@@ -12,7 +12,7 @@ import traceback
 import pytest
 import torch
 
-from ftcore.process_group import GroupAborted, host_store
+from ftcore.process_group import host_store
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.nccl import NcclGroup, nccl_is_available
 from ftcore.process_group.store import connect_store
@@ -118,7 +118,7 @@ def survive(member):
     began = time.monotonic()
     work = member.group.allreduce([torch.ones(1 << 22, device=member.device)])
     member.group.abort("member 2 was lost")
-    with pytest.raises(GroupAborted):
+    with pytest.raises(GroupError):  # aborted, unless NCCL saw the death before
         member.group.settle()
     told_s = time.monotonic() - began
     assert work.exception() is not None

@@ -17,11 +17,14 @@ def server():
         yield server
 
 
-def publish_same(stack, count, **options):
-    """`count` sources that hold the same state, with their offers."""
+def publish_same(stack, count, bandwidth_max=None):
+    """`count` sources that hold the same state, with their offers. The first is not slowed."""
     source = state(0, megabytes=16, steps=1)
-    servers = [stack.enter_context(HealServer(stage_ahead=False)) for _ in range(count)]
-    return source, [s.publish(source, step=1, quorum_id=4, **options) for s in servers]
+    limits = [None] + [bandwidth_max] * (count - 1)
+    servers = [
+        stack.enter_context(HealServer(stage_ahead=False, bandwidth_max=limit)) for limit in limits
+    ]
+    return source, [s.publish(source, step=1, quorum_id=4) for s in servers]
 
 
 def test_a_joiner_becomes_its_source_bit_for_bit(server):
@@ -88,7 +91,7 @@ def test_several_sources_share_the_work():
     with ExitStack() as stack:
         source, offers = publish_same(stack, 3)
         joiner = state(1, megabytes=16)
-        report = heal(offers, into=joiner, bandwidth_max=1e9)
+        report = heal(offers, into=joiner, bandwidth_max=1e8)
     assert bits(joiner) == bits(source)
     assert sum(s.bytes > 0 for s in report.sources) >= 2
 
@@ -109,7 +112,7 @@ def test_two_joiners_heal_from_one_source_at_once(server):
 
 def test_a_source_that_dies_in_mid_transfer_is_replaced_by_the_others():
     with ExitStack() as stack:
-        source, offers = publish_same(stack, 2)
+        source, offers = publish_same(stack, 2, bandwidth_max=1e8)
         dying = stack.enter_context(Proxy(offers[0], passed_max=10_000_000))
         joiner = state(1, megabytes=16)
         report = heal([dying.offer, offers[1]], into=joiner)
@@ -333,6 +336,30 @@ def test_requests_for_what_is_not_there_end_the_connection(server):
     ):
         with connect(offer, reader="r", silent_s=5) as connection, pytest.raises(SourceLost):
             ask(connection, request)
+
+
+def test_memory_that_was_touched_beforehand_is_used_and_kept():
+    source, joiner = state(0, megabytes=8, steps=1), state(1, megabytes=8)
+    with HealServer(stage_ahead=False) as server:
+        server.prefault(source)
+        server._staging.wait_prefaulted()
+        place = server._staging.memory(1).data_ptr()
+        for step in (1, 2):
+            offer = server.publish(source, step=step, quorum_id=1)
+            before = bits(source)
+            server.gate()
+            train_step(source["model"], source["optim"], step)
+            heal([offer], into=joiner)
+            assert bits(joiner) == before
+            assert server._staging.memory(1).data_ptr() == place
+
+
+def test_staging_memory_is_given_back_when_it_is_not_to_be_kept():
+    with HealServer(keep_staging=False) as server:
+        server.publish(state(0, steps=1), step=1, quorum_id=1)
+        server.gate()
+        server.retire()
+        assert len(server._staging._memory) == 0
 
 
 def test_closing_joins_every_thread():

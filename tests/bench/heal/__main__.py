@@ -4,16 +4,20 @@
 
 Rate: a source that stands still, a joiner whose memory is warm. Survivor: the source trains on (a
 matrix product as its forward and backward, then an in-place change of all parameters as its
-optimizer step); its lost time is what its steps took longer than without a heal.
+optimizer step). Stalled is what it spent in the transport on its training thread; lost is what its
+steps took longer than without a heal, which on a small machine includes the cores that the transfer
+itself keeps busy. CPU is that of both processes, and does not depend on what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing as mp
+import os
 import statistics
 import time
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,6 +25,7 @@ from torch import nn
 from ftcore.heal import HealServer, heal
 
 TENSOR_BYTES = 32 << 20
+STEP_S = 0.6  # compute of one step for each GB of state
 
 
 class Weights(nn.Module):
@@ -42,6 +47,7 @@ class Ours:
 
     def __init__(self, model):
         self.server, self.model, self.id = HealServer(), model, 0
+        self.server.prefault({"model": model})
 
     def publish(self):
         self.id += 1
@@ -103,15 +109,16 @@ class Peer:
 
 
 def train_step(model, source, step_s):
-    """Half the time reads nothing of the state, as a large batch does; then all of it changes."""
+    """Compute that reads nothing of the state; then all of it changes. Returns the stall."""
     end = time.perf_counter() + step_s
     a = torch.ones(256, 256)
     while time.perf_counter() < end:
         a @ a
-    source.before_step()
+    stalled = timed(source.before_step)
     with torch.no_grad():
         for weight in model.weights:
             weight.mul_(1.0)
+    return stalled
 
 
 def source_process(side, kind, gigabytes):
@@ -120,20 +127,20 @@ def source_process(side, kind, gigabytes):
     source = kind(model)
     while (command := side.recv()) is not None:
         step_s, trains = command
-        if not trains:
-            side.send((source.publish(), time.perf_counter()))
-            side.recv()
-            source.before_step()
-        else:
-            alone = [timed(lambda: train_step(model, source, step_s)) for _ in range(3)]
-            started = time.perf_counter()
-            side.send((source.publish(), started))
-            steps = [time.perf_counter() - started]
-            while not side.poll():
-                steps.append(timed(lambda: train_step(model, source, step_s)))
-            side.recv()
-            base = statistics.median(alone)
-            side.send(max(0.0, sum(steps) - base * (len(steps) - 1)))
+        step = partial(train_step, model, source, step_s)
+        base = statistics.median(timed(step) for _ in range(3)) if trains else 0.0
+        started, cpu = time.perf_counter(), time.process_time()
+        offer = source.publish()
+        stalled = time.perf_counter() - started
+        side.send((offer, started))
+        steps = 0
+        while trains and not side.poll():
+            stalled += step()
+            steps += 1
+        side.recv()
+        lost = time.perf_counter() - started - base * steps
+        side.send({"cpu": time.process_time() - cpu, "stalled": stalled, "lost": max(0.0, lost)})
+        source.before_step()
         source.after_heal()
     source.close()
 
@@ -144,30 +151,34 @@ def timed(work):
     return time.perf_counter() - started
 
 
+def one_heal(side, receive, model, step_s, trains):
+    side.send((step_s, trains))
+    offer, started = side.recv()
+    cpu = time.process_time()
+    receive(offer, model)
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    side.send("healed")
+    facts = side.recv()
+    return facts | {"seconds": seconds, "cpu": facts["cpu"] + cpu}
+
+
 def measure(kind, gigabytes, repeats):
-    """Median rate in GB/s standing still; transfer and lost seconds with a training source."""
+    """Medians of heals from a source at rest, and from one that trains."""
     mine, theirs = mp.Pipe()
-    process = mp.get_context("spawn").Process(target=source_process, args=(theirs, kind, gigabytes))
+    process = mp.get_context("fork").Process(target=source_process, args=(theirs, kind, gigabytes))
     process.start()
     model, receive = Weights(gigabytes, 0.0), kind.receiver()
-    rates, training = [], []
-    for _ in range(repeats):
-        mine.send((0, False))
-        offer, started = mine.recv()
-        receive(offer, model)
-        rates.append(model.nbytes / 1e9 / (time.perf_counter() - started))
-        mine.send("healed")
-    for _ in range(repeats):
-        mine.send((0.6 * gigabytes, True))
-        offer, started = mine.recv()
-        receive(offer, model)
-        seconds = time.perf_counter() - started
-        mine.send("healed")
-        training.append((seconds, mine.recv()))
+    runs = {
+        trains: [one_heal(mine, receive, model, STEP_S * gigabytes, trains) for _ in range(repeats)]
+        for trains in (False, True)
+    }
     assert all(w[0].item() == 1.0 + i for i, w in enumerate(model.weights)), "the bytes are wrong"
     mine.send(None)
     process.join()
-    return statistics.median(rates), sorted(training)[len(training) // 2]
+    return model.nbytes / 1e9, {
+        trains: {key: statistics.median(run[key] for run in of) for key in of[0]}
+        for trains, of in runs.items()
+    }
 
 
 def main():
@@ -177,20 +188,25 @@ def main():
     parser.add_argument("--only", choices=["ftcore", "torchft"])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| state | system | rate, source at rest | heal, source trains | survivor lost |")
-    print("|---|---|---|---|---|")
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    print(f"load {load:.1f} on {cores} cores, median of {options.repeats} heals")
+    print("| state | system | at rest | CPU | heal while training | stalled | lost |")
+    print("|---|---|---|---|---|---|---|")
     for gigabytes in options.gb or [1.0, 4.0]:
         for kind in (Ours, Peer):
             if options.only not in (None, kind.name):
                 continue
             try:
-                rate, (seconds, lost) = measure(kind, gigabytes, options.repeats)
+                moved, runs = measure(kind, gigabytes, options.repeats)
             except ImportError as error:
-                print(f"| {gigabytes:g} GB | {kind.name} | not installed: {error} | | |")
+                print(f"| {gigabytes:g} GB | {kind.name} is not installed: {error} |")
                 continue
+            rest, busy = runs[False], runs[True]
             print(
-                f"| {gigabytes:g} GB | {kind.name} | {rate:.2f} GB/s | {seconds:.2f} s "
-                f"| {lost:.2f} s ({lost / seconds:.0%}) |",
+                f"| {gigabytes:g} GB | {kind.name} | {moved / rest['seconds']:.2f} GB/s "
+                f"| {rest['cpu'] / moved:.2f} s/GB | {busy['seconds']:.2f} s "
+                f"| {busy['stalled']:.3f} s ({busy['stalled'] / busy['seconds']:.0%}) "
+                f"| {busy['lost']:.2f} s |",
                 flush=True,
             )
 

@@ -1,0 +1,64 @@
+"""The trainer that the tests run: a tiny model on a stream of seeded random batches."""
+
+import logging
+import time
+
+import torch
+import torch.nn.functional as F
+
+from ftcore import Manager
+from ftcore.base.errors import FtError
+from ftcore.demo.worker import sha256
+
+
+def main(pipe, config):
+    from tests.manager.jobs import Events
+
+    torch.set_num_threads(1)
+    torch.manual_seed(config.get("model_seed", 7))
+    events = Events(pipe)
+    log = logging.getLogger("ftcore")
+    log.setLevel(logging.DEBUG)
+    log.addHandler(events)
+    try:
+        events.say("finished", sha=train(config, events))
+    except FtError as error:
+        events.say("error", kind=type(error).__name__, what=str(error), remedy=error.remedy)
+    pipe.close()
+
+
+def train(config, events):
+    width = config.get("width", 16)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(width, 1)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    options = dict(config.get("options", {}))
+    if reason := options.pop("guard", ""):
+        options["guard"] = lambda step: reason
+    with Manager(
+        model,
+        optimizer,
+        shards=config["shards"],
+        mode=config.get("mode", "exact"),
+        lighthouse=config["lighthouse"],
+        replica_id=config["replica_id"],
+        **options,
+    ) as manager:
+        drain_after = config.get("drain_after")
+        for count, step in enumerate(manager.steps(config["steps"])):
+            if count == drain_after:
+                manager.drain("preempted")
+            for shard in step:
+                events.say("shard", step=shard.step, shard=shard.index)
+                inputs = torch.randn(4, 8)  # what this shard's seed gives
+                loss = F.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+                loss.backward()
+                shard.log(loss)
+                if step.index == config.get("raise_at"):
+                    raise ValueError("a bug in the user's loop")
+                time.sleep(config.get("shard_time_s", 0.0))
+            optimizer.step()
+            time.sleep(config.get("step_time_s", 0.0))
+        events.say("ended_loop", committed=manager.state.committed, why=manager.drained_because)
+    return sha256(model.parameters())
