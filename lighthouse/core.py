@@ -92,7 +92,8 @@ class JobCore:
         self._rivals: dict[str, Hello] = {}
         self._buried: dict[str, int] = {}  # replica_id -> incarnation that said it is gone
         self._drains: dict[str, str] = {}
-        self._learn_until = now + policy.heartbeat_timeout_s if must_learn else -inf
+        learn_s = max(policy.learn_timeout_s, policy.heartbeat_timeout_s)
+        self._learn_until = now + learn_s if must_learn else -inf
         self._wake_at = -inf  # before this time, silence cannot matter
         self._orders: list[tuple[Life, Order]] = []
         self._records: list[Record] = []

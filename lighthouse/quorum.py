@@ -21,6 +21,9 @@ class Policy:
     join_timeout_s: how long the first quorum waits for living groups that have not asked.
     heartbeat_timeout_s: silence after which a group counts as lost.
     reattach_timeout_s: how long a group whose stream closed may take to come back.
+    learn_timeout_s: how long a new lighthouse waits for members of a quorum it did not issue. One
+        that stopped without dying is noticed by different groups up to 2 s apart. Never less than
+        heartbeat_timeout_s.
     promise_timeout_s: how long a living member may take to end its step when a quorum is broken.
     """
 
@@ -29,6 +32,7 @@ class Policy:
     join_timeout_s: float = 10.0
     heartbeat_timeout_s: float = 2.0
     reattach_timeout_s: float = 0.5
+    learn_timeout_s: float = 0.0
     promise_timeout_s: float = 60.0
 
 

@@ -18,13 +18,13 @@ from ftcore.wire.messages import Attached, Order
 
 log = logging.getLogger("ftcore.daemon")
 
-GREETING_TIMEOUT_S = 2.0  # a stopped lighthouse still accepts connections
+GREETING_TIMEOUT_S = 1.0  # a stopped lighthouse still accepts connections
 METHOD = "/ftcore.v1.Lighthouse/Attach"
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.http2.ping_timeout_ms", 2_000),  # else a stopped lighthouse is noticed after 60 s
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_000),  # else a stopped lighthouse is noticed after 60 s
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -70,6 +70,7 @@ class Uplink:
         waits = backoff(random.Random(), first_s=0.02, max_s=0.5)
         while True:
             for endpoint in list(self._endpoints):
+                self._endpoints.append(self._endpoints.pop(0))  # the one that fails is asked last
                 was_attached = await self._hold_stream(endpoint)
                 if self._leader:  # a follower said where to go
                     leader, self._leader = self._leader, ""
