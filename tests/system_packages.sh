@@ -5,6 +5,10 @@ set -eu
 packages=""
 need() { command -v "$1" >/dev/null 2>&1 || packages="$packages $2"; }
 # need COMMAND PACKAGE
+need promtool prometheus
+need shellcheck shellcheck
+need systemd-analyze systemd
+need npm npm
 need etcd etcd-server
 [ -z "$packages" ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

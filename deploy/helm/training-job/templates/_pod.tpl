@@ -4,6 +4,7 @@
 restartPolicy: Never
 enableServiceLinks: false
 automountServiceAccountToken: false  # neither trainer nor daemon speaks with the API
+shareProcessNamespace: true  # the daemon sees which trainer it serves
 terminationGracePeriodSeconds: {{ $v.terminationGracePeriodSeconds }}
 {{- with $v.priorityClassName }}
 priorityClassName: {{ . }}
@@ -33,7 +34,7 @@ initContainers:
       - --niceness={{ $v.checkpoint.niceness }}
       - --metrics-address=0.0.0.0:{{ $v.checkpoint.metricsPort }}
     env:
-      - {name: XDG_RUNTIME_DIR, value: /run/ftcore}
+      - {name: CKPT_RUNTIME_DIR, value: /run/ftcore/ckpt}
     ports:
       - {name: ckpt-metrics, containerPort: {{ $v.checkpoint.metricsPort }}, protocol: TCP}
     resources: {{- toYaml $v.checkpoint.resources | nindent 6 }}
@@ -80,7 +81,7 @@ containers:
       {{- if $v.token.secretName }}
       - {name: FTCORE_TOKEN_FILE, value: /token/token}
       {{- end }}
-      - {name: XDG_RUNTIME_DIR, value: /run/ftcore}
+      - {name: CKPT_RUNTIME_DIR, value: /run/ftcore/ckpt}
       {{- with $v.env }}{{ toYaml . | nindent 6 }}{{ end }}
     {{- with $v.envFrom }}
     envFrom: {{- toYaml . | nindent 6 }}
