@@ -243,7 +243,7 @@ class Manager:
             reason=reason,
             until=self.until,
             group_s=step.times.group_s,
-            heal_s=step.times.heal_s,
+            heal_s=step.times.heal_s if step.grant.must_heal else 0.0,
         )
         step.timed("vote_s", began)
         if verdict.is_committed:

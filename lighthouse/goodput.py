@@ -137,7 +137,8 @@ class Goodput:
         self._training_since = inf
         self._debt_s = 0.0  # booked as training, and was none: later training pays it back
         self._number = 0
-        self._healing: frozenset[str] = frozenset()
+        self._done_at: float | None = None  # of the open one: training goes on since then
+        self._reported: set[str] = set()  # members whose times of the open one are known
 
     # What happens
 
@@ -160,8 +161,12 @@ class Goodput:
         self._highest = max(committed, highest or 0)
         return self._follow(self.open, report, now) if self.open is not None else None
 
-    def told(self, fact: Fact, standing: Quorum | None, heard_at: float | None = None) -> None:
-        """`heard_at`: the last sign of life of the member that the fact is about."""
+    def told(
+        self, fact: Fact, standing: Quorum | None, heard_at: float | None = None
+    ) -> Interruption | None:
+        """`heard_at`: the last sign of life of the member that the fact is about. Returns the
+        interruption that was over before it."""
+        ended = self._close(self.open) if self.open and self._done_at is not None else None
         match fact.what:
             case "member.lost" if fact.detail in FINISHED:
                 self._finish(fact.at)
@@ -172,6 +177,7 @@ class Goodput:
                 self._change(fact)
             case "quorum.issued" if standing is not None:
                 self._issued(standing, fact.at)
+        return ended
 
     def settle(self, now: float) -> Seconds:
         """Book the time until `now` and return all totals."""
@@ -204,7 +210,7 @@ class Goodput:
 
     @property
     def _is_stopped(self) -> bool:
-        return self.open is not None and not self.open.is_planned
+        return self.open is not None and not self.open.is_planned and self._done_at is None
 
     def _is_finished_report(self, report: Report) -> bool:
         return report.want.name == "GONE"
@@ -271,7 +277,7 @@ class Goodput:
             self._begin(Cause.OTHER, (), "a new quorum", began_at=now, now=now)
         assert self.open is not None
         self._set_ranks(quorum.members)
-        self._healing = quorum.healing
+        self._reported = set()
         self.open = replace(
             self.open,
             issued_at=now,
@@ -287,11 +293,11 @@ class Goodput:
         self._ranks_max = max(self._ranks_max, self._ranks)
 
     def _follow(self, record: Interruption, report: Report, now: float) -> Interruption | None:
-        """See from a report how far the recovery is; return the record when it is over."""
+        """See from a report how far the recovery is; return the record when it is over and the
+        times of all members are known."""
         if report.failed_id and report.failed_id < (record.quorum_id or inf):
             record = self.open = replace(record, steps_repeated=1)
-        quorum_id = record.quorum_id
-        if not quorum_id or report.quorum_id != quorum_id:
+        if not record.quorum_id or report.lineage != record.quorum_id:
             return None
         phases = replace(
             record.phases,
@@ -299,20 +305,24 @@ class Goodput:
             heal_s=max(record.phases.heal_s, report.heal_s),
         )
         record = self.open = replace(record, phases=phases)
-        is_new = report.committed > record.highest or record.is_planned
-        return self._close(record, now) if is_new and report.lineage == quorum_id else None
+        self._reported.add(report.member.replica_id)
+        if self._done_at is None and (report.committed > record.highest or record.is_planned):
+            self.settle(now)
+            self._done_at = self._training_since = now
+        is_known = self._reported >= set(record.members)
+        return self._close(record) if is_known and self._done_at is not None else None
 
-    def _close(self, record: Interruption, now: float) -> Interruption:
-        self.settle(now)
-        done = _measured(record, now)
-        self.steps_repeated += done.steps_repeated
+    def _close(self, record: Interruption) -> Interruption:
+        assert self._done_at is not None
+        done = _measured(record, self._done_at)
+        self.open, self._done_at = None, None
         self.records.append(done)
+        self.steps_repeated += done.steps_repeated
         self.counts[done.cause] = self.counts.get(done.cause, 0) + 1
         self.lost_rank_s[done.cause] = self.lost_rank_s.get(done.cause, 0.0) + done.lost_rank_s
         for name, value in asdict(done.phases).items():
             self.phases[name].observe(value)
         self.phases["total_s"].observe(done.phases.total_s)
-        self.open, self._training_since = None, now
         if done.is_planned:  # it was booked as training
             self._debt_s += done.stopped_s
             self.seconds.stopped += done.stopped_s

@@ -153,7 +153,9 @@ class Job:
                 "quorum": quorum,
             }
         )
-        self.book.told(fact, self.core.standing, self._heard_at.get(fact.about))
+        ended = self.book.told(fact, self.core.standing, self._heard_at.get(fact.about))
+        if ended is not None:
+            self._note_interruption(ended)
 
     def history(self) -> list[JsonDict]:
         """What happened, oldest first, by the wall clock."""

