@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ftcore.errors import GroupStopped, ManagerLost, ManagerNotStarted
@@ -35,11 +35,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """The permission to run one step."""
+    """The permission to run one step, and how far to go on without asking."""
 
     step: int
     quorum: Quorum
     must_heal: bool
+    may_run: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,8 @@ class Link:
     ) -> None:
         self._abort, self._notice = abort, notice
         self.stopped: pb.Stop | None = None
+        self._unanswered = 0  # votes on the way
+        self._may_run = 0  # what the newest answer allowed
         self._asks = _connect(place)
         self._pushes = _connect(place)
         for is_push, sock in ((False, self._asks), (True, self._pushes)):
@@ -111,12 +114,15 @@ class Link:
 
     def wait_grant(self, until: int) -> Grant:
         """Say that this rank stands at a step boundary; return when it may run a step."""
+        while self._unanswered:
+            self._decision()
+        self._may_run = 0
         self._send(pb.FromRank(ready=pb.Ready(until=until)))
         return _grant(self._receive(self._asks).go)
 
     def vote(
         self,
-        step: int,
+        grant: Grant,
         *,
         is_ok: bool,
         reason: str,
@@ -125,13 +131,32 @@ class Link:
         heal_s: float = 0.0,
     ) -> Verdict:
         """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`: how long
-        this rank took to build the process group and to heal."""
-        vote = pb.Vote(step=step, is_ok=is_ok, reason=reason[:4000], until=until)
+        this rank took to build the process group and to heal.
+
+        A rank that is its whole group knows what a yes will lead to. While it may run on, it does
+        not wait for the answer, but for that to the vote before.
+        """
+        vote = pb.Vote(step=grant.step, is_ok=is_ok, reason=reason[:4000], until=until)
         vote.group_s, vote.heal_s = group_s, heal_s
         self._send(pb.FromRank(vote=vote))
-        decision = self._receive(self._asks).decision
-        grant = _grant(decision.go) if decision.HasField("go") else None
-        return Verdict(is_committed=decision.is_committed, reason=decision.reason, grant=grant)
+        self._unanswered += 1
+        while self._unanswered > 1:
+            self._may_run = self._decision().may_run
+        following = grant.step + 1
+        if is_ok and following <= max(grant.may_run, self._may_run) and following < until:
+            return Verdict(is_committed=True, reason="", grant=_following(grant, self._may_run))
+        decision = self._decision()
+        self._may_run = max(self._may_run, decision.may_run)
+        if decision.HasField("go"):
+            return Verdict(is_committed=decision.is_committed, reason="", grant=_grant(decision.go))
+        next_grant = None
+        if decision.is_committed and following <= decision.may_run and following < until:
+            next_grant = _following(grant, decision.may_run)
+        return Verdict(is_committed=decision.is_committed, reason=decision.reason, grant=next_grant)
+
+    def _decision(self) -> pb.Decision:
+        self._unanswered -= 1
+        return self._receive(self._asks).decision
 
     def healed(self, lineage: int) -> None:
         self._send(pb.FromRank(healed=pb.Healed(lineage=lineage)))
@@ -197,4 +222,14 @@ class Link:
 
 
 def _grant(go: pb.Go) -> Grant:
-    return Grant(step=go.step, quorum=quorum_from_pb(go.quorum), must_heal=go.must_heal)
+    return Grant(
+        step=go.step,
+        quorum=quorum_from_pb(go.quorum),
+        must_heal=go.must_heal,
+        may_run=go.may_run,
+    )
+
+
+def _following(grant: Grant, may_run: int) -> Grant:
+    """The next step under the same quorum."""
+    return replace(grant, step=grant.step + 1, must_heal=False, may_run=max(grant.may_run, may_run))

@@ -238,7 +238,7 @@ class Manager:
         link = self._attached()
         began = time.perf_counter()
         verdict = link.vote(
-            step.index,
+            step.grant,
             is_ok=not reason,
             reason=reason,
             until=self.until,

@@ -21,17 +21,26 @@ from ftcore.wire.messages import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """Run step `step` under `quorum`; first copy the state of its sources when `must_heal`."""
+    """Run step `step` under `quorum`; first copy the state of its sources when `must_heal`.
+
+    may_run: the ranks may begin steps up to this one by themselves, while their votes are on the
+    way. It saves them the wait for an answer; a promise counts it as started.
+    """
 
     step: int
     quorum: Quorum
     must_heal: bool
+    may_run: int
 
 
 class MemberCore:
     """One life of one replica group."""
 
-    def __init__(self, member: Member, *, committed: int = 0, lineage: int = 0) -> None:
+    def __init__(
+        self, member: Member, *, committed: int = 0, lineage: int = 0, lookahead: int = 0
+    ) -> None:
+        """`lookahead`: how many steps the ranks may be ahead of their votes; 0 for several ranks,
+        because they wait for each other's votes."""
         self.member = member
         self.committed = committed
         self.lineage = lineage
@@ -41,6 +50,9 @@ class MemberCore:
         self.running: Go | None = None
         self.want = Want.NOTHING
         self.reason = ""
+        self.until: float = inf  # no step from this one on is to be run
+        self._lookahead = lookahead
+        self._may_run = -1
         self._number = 0
         self._reported: Report | None = None
         self._seen_id = 0  # the highest id ever seen: lower ones come from a deposed leader
@@ -67,8 +79,22 @@ class MemberCore:
         step = self.quorum.from_step if must_heal else self.committed
         if self._failed_id or self._is_broken or step > self._limit:
             return None
-        self.running = Go(step=step, quorum=self.quorum, must_heal=must_heal)
+        self._may_run = -1
+        return self._run(step, self.quorum, must_heal=must_heal)
+
+    def _run(self, step: int, quorum: Quorum, *, must_heal: bool) -> Go:
+        """Mark the step as running, and allow as many after it as may be."""
+        self._may_run = max(self._may_run, step)
+        while self._may_run < step + self._lookahead and self._may_start(self._may_run + 1):
+            self._may_run += 1
+        may_run = self._may_run
+        self.running = Go(step=step, quorum=quorum, must_heal=must_heal, may_run=may_run)
         return self.running
+
+    def _may_start(self, step: int) -> bool:
+        """Whether the running quorum will still hold at `step`, for all that is known."""
+        ends = min((q.from_step for q in self.pending), default=inf)
+        return step <= self._limit and step < min(ends, self.until) and not self._is_broken
 
     def heal_began(self) -> None:
         """From now on the state is a mixture, until `heal_ended`."""
@@ -93,7 +119,7 @@ class MemberCore:
         self._group_s, self._heal_s = max(self._group_s, group_s), max(self._heal_s, heal_s)
 
     def finish(self, *, is_committed: bool, reason: str = "") -> None:
-        """The running step ended on all ranks."""
+        """The running step ended on all ranks. They may run the next one already: `running`."""
         assert self.running is not None
         quorum = self.running.quorum
         self.running = None
@@ -101,7 +127,10 @@ class MemberCore:
             assert self.is_valid and not self._must_heal(quorum)
             self.committed += 1
             self.lineage = quorum.quorum_id
+            if self.committed <= self._may_run:  # the ranks run it already
+                self._run(self.committed, quorum, must_heal=False)
         else:
+            self._may_run = -1
             self._failed_id, self.reason = quorum.quorum_id, reason
         if self._prepare is not None and self._prepare.is_broken:
             self._limit = self._promise_limit(self._prepare)
@@ -139,7 +168,7 @@ class MemberCore:
         """The highest step index this group is bound to run under the quorums it has."""
         started = self.running.step if self.running else self.committed - 1
         heals = (q.from_step for q in self.pending if self._must_heal(q))
-        return max([started, *heals])
+        return max([started, self._may_run, *heals])
 
     def new_quorum(self, quorum: Quorum) -> bool:
         """Take a quorum; return False when it is older than what was seen (a deposed leader)."""

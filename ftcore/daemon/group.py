@@ -145,17 +145,22 @@ class Group:
             heal_addresses=tuple(hello.heal_address for hello in hellos),
         )
         first = hellos[0]
-        self.core = MemberCore(member, committed=first.committed, lineage=first.lineage)
+        self.core = MemberCore(
+            member,
+            committed=first.committed,
+            lineage=first.lineage,
+            lookahead=1 if self.config.ranks == 1 else 0,
+        )
         self.introduced.set()
 
     def _on_ready(self, rank: int, ready: pb.Ready) -> None:
-        self.until = ready.until
+        self._set_until(ready.until)
         self._ready.say(rank)
         self._try_start()
 
     def _on_vote(self, rank: int, vote: pb.Vote) -> None:
         core = self._running_core()
-        self.until = vote.until
+        self._set_until(vote.until)
         if core.running is not None:
             core.timed(group_s=vote.group_s, heal_s=vote.heal_s)
         if not self._votes.say(rank, "" if vote.is_ok else vote.reason or "failed"):
@@ -165,18 +170,29 @@ class Group:
         self._healed.clear()
         lineage = core.lineage
         core.finish(is_committed=not reason, reason=reason)
-        decision = pb.Decision(is_committed=not reason, reason=reason)
+        decision = pb.Decision(step=vote.step, is_committed=not reason, reason=reason)
         if reason:
             self._count_failure(reason)
         else:
             self.failed_steps = 0
-            go = core.try_start() if core.committed < self.until else None
-            if go is not None:
-                decision.go.CopyFrom(self._go(go))
+            self._allow_next(core, decision)
         self._reply(pb.ToRank(decision=decision))
         if reason or core.want is Want.GONE or core.running is None or core.lineage != lineage:
             self.poke()
         self._end_if_dismissed()
+
+    def _allow_next(self, core: MemberCore, decision: pb.Decision) -> None:
+        """The ranks run the next step already, or may begin it now, or have to say Ready."""
+        if core.running is not None:
+            decision.may_run = core.running.may_run
+            return
+        go = core.try_start() if core.committed < self.until else None
+        if go is not None:
+            decision.go.CopyFrom(self._go(go))
+
+    def _set_until(self, until: int) -> None:
+        self.until = until
+        self._running_core().until = until
 
     def _count_failure(self, reason: str) -> None:
         self.failed_steps += 1
@@ -315,7 +331,7 @@ class Group:
         if go.must_heal and core.committed == 0:
             core.heal_began()
         quorum = quorum_to_pb(go.quorum)
-        return pb.Go(step=go.step, quorum=quorum, must_heal=go.must_heal)
+        return pb.Go(step=go.step, quorum=quorum, must_heal=go.must_heal, may_run=go.may_run)
 
     def _abort(self, reason: str) -> None:
         running = self._running_core().running

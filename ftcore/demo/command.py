@@ -103,7 +103,13 @@ def demo(
         raise BadSetting(f"groups is {groups} and steps is {steps}, both must be at least 1")
     default = [f"1@{steps // 3}"] if groups > 1 else []
     planned = [parse_kill(text, groups, steps) for text in kills or default]
-    config = {"shards": shards or groups, "steps": steps, "mode": mode, "step_time_s": step_time}
+    config = {
+        "groups": groups,
+        "shards": shards or groups,
+        "steps": steps,
+        "mode": mode,
+        "step_time_s": step_time,
+    }
     names = [f"r{i}" for i in range(groups)]
 
     def run(title: str, kills: list[Kill]) -> Run:

@@ -258,24 +258,30 @@ class FromRank(_message.Message):
     def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., healed: _Optional[_Union[Healed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("step", "quorum", "must_heal")
+    __slots__ = ("step", "quorum", "must_heal", "may_run")
     STEP_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
     MUST_HEAL_FIELD_NUMBER: _ClassVar[int]
+    MAY_RUN_FIELD_NUMBER: _ClassVar[int]
     step: int
     quorum: Quorum
     must_heal: bool
-    def __init__(self, step: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., must_heal: bool = ...) -> None: ...
+    may_run: int
+    def __init__(self, step: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., must_heal: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("is_committed", "reason", "go")
+    __slots__ = ("is_committed", "reason", "go", "step", "may_run")
     IS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GO_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MAY_RUN_FIELD_NUMBER: _ClassVar[int]
     is_committed: bool
     reason: str
     go: Go
-    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ...) -> None: ...
+    step: int
+    may_run: int
+    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("quorum_id", "reason")

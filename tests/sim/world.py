@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from ftcore.control.member import Go, MemberCore
@@ -34,6 +34,7 @@ POLICY = {
     "promise_timeout_s": 4.0,
 }
 REPORT_EVERY_S = 0.5
+VOTE_S = 0.002  # from the ranks to their manager, or back
 
 
 @dataclass
@@ -60,8 +61,12 @@ class Group:
     server: Server | None = None
     stream: int = 0
     snapshots: dict[int, State] = field(default_factory=dict)
-    is_at_boundary: bool = True
-    token: int = 0  # grows when the running step ends: late events of it are ignored
+    running: Go | None = None  # what the ranks run; the core may lag behind by one vote
+    may_run: int = -1  # how far the ranks know they may go by themselves
+    failures: int = 0
+    has_said_no: bool = False
+    aborted: set[int] = field(default_factory=set)
+    token: int = 0  # grows when the ranks' step ends: late events of it are ignored
 
     @property
     def life(self) -> tuple[str, int]:
@@ -110,6 +115,7 @@ class World:
         replicas_min = self.rng.randint(1, max(1, len(self.names) - 1))
         self.policy = Policy(replicas_min=replicas_min, **POLICY)
         self.loss = self.rng.choice([0.0, 0.0, 0.02, 0.1])
+        self.lookahead = self.rng.choice([0, 1, 1])
         self.has_journal = self.rng.random() < 0.8
         self.durable = Durable(is_real=self.has_journal)
         self.groups: dict[str, Group] = {}
@@ -281,7 +287,7 @@ class World:
         if old is not None and old.is_up:
             return
         member = Member(replica_id=name, incarnation=self._sequence + 1)
-        group = Group(core=MemberCore(member))
+        group = Group(core=MemberCore(member, lookahead=self.lookahead))
         self.groups[name] = group
         self.connect(group)
         self.at(0.0, self.beat, group)
@@ -315,19 +321,27 @@ class World:
         match order:
             case Prepare():
                 if group.core.prepare(order):
-                    self.at(0.001, self.end_step, group, group.token, "aborted")
+                    self.abort(group)
             case NewQuorum(quorum=quorum):
                 group.core.new_quorum(quorum)
             case LostMember():
                 if group.core.lost_member(order):
-                    self.at(0.001, self.end_step, group, group.token, "aborted")
+                    self.abort(group)
             case Refused(what=what):
                 raise AssertionError(f"{life} was refused: {what}")
         self.say_news(group)
         self.try_start(group)
 
+    def abort(self, group: Group) -> None:
+        """Tell the ranks that the group of the running quorum is of no use any more."""
+        running = group.core.running
+        if running is not None:
+            group.aborted.add(running.quorum.quorum_id)
+            if group.running is not None:
+                self.at(0.001, self.end_step, group, group.token, "aborted")
+
     def try_start(self, group: Group) -> None:
-        if not group.is_up or group.core.running is not None:
+        if not group.is_up or group.core.running is not None or group.running is not None:
             return
         go = group.core.try_start()
         if go:
@@ -339,13 +353,15 @@ class World:
         elif go.must_heal:
             if group.state.committed == 0:
                 group.core.heal_began()  # in place; a state of value is kept until the heal ends
+            group.running, group.may_run = go, go.may_run
             self.at(0.01, self.heal, group, group.token, go)
         else:
             self.begin(group, go)
 
     def begin(self, group: Group, go: Go) -> None:
         """A step begins on a group that has the state for it."""
-        assert group.state.committed == go.step == group.core.committed
+        assert group.state.committed == go.step
+        group.running, group.may_run = go, max(group.may_run, go.may_run)
         if go.quorum.healing and go.step == go.quorum.from_step:
             group.snapshots = {go.quorum.quorum_id: group.state.copy()}
         self.at(self.rng.uniform(0.05, 0.4), self.reduce, group, group.token, go)
@@ -389,6 +405,9 @@ class World:
         """All members meet here; the last one to arrive lets all go on."""
         if self.waits(group, token, self.reduce, go):
             return
+        if go.quorum.quorum_id in group.aborted:
+            self.end_step(group, token, "the group was aborted")
+            return
         key = (go.quorum.quorum_id, go.step)
         arrived = self.arrived.setdefault(key, {})
         arrived[group.core.member.replica_id] = group
@@ -419,13 +438,41 @@ class World:
         state.committed += 1
         state.lineage = go.quorum.quorum_id
         group.token += 1
-        group.core.finish(is_committed=True)
-        assert group.core.committed == state.committed
+        group.running = None
         self.commits.setdefault(go.step, []).append((go.quorum, group, state.digest))
+        self.at(VOTE_S, self.vote_arrives, group, "")
+        if state.committed <= group.may_run:  # no need to wait for the answer
+            self.begin(group, replace(go, step=state.committed, must_heal=False))
+
+    def vote_arrives(self, group: Group, reason: str) -> None:
+        """The manager hears how a step ended; what follows is known to the ranks a bit later."""
+        if not group.is_up:
+            return
+        if self.now < group.paused_until:
+            self.at(group.paused_until - self.now, self.vote_arrives, group, reason)
+            return
+        core = group.core
+        group.has_said_no = group.has_said_no and not reason
+        core.finish(is_committed=not reason, reason=reason)
         self.say_news(group)
-        self.try_start(group)
+        if group.has_said_no:
+            return  # the ranks drop this answer: they wait for that to their no
+        if core.running is not None:
+            self.at(VOTE_S, self.answer_arrives, group, group.failures, core.running)
+        else:
+            self.at(VOTE_S, self.try_start, group)
+
+    def answer_arrives(self, group: Group, failures: int, go: Go) -> None:
+        """The ranks learn how far they may go; they may have been waiting for that."""
+        if not group.is_up or group.failures != failures:
+            return  # a step failed meanwhile: the ranks have read and dropped this answer
+        group.may_run = max(group.may_run, go.may_run)
+        if group.running is None and group.state.committed == go.step:
+            self.begin(group, go)
 
     def check_commit(self, group: Group, go: Go) -> None:
+        if group.life in self.lost_lives:
+            return  # its reduction had ended before it was given up; what it has now is healed over
         for quorum, other, _ in self.commits.get(go.step, ()):
             if quorum.quorum_id == go.quorum.quorum_id or not other.is_up:
                 continue
@@ -439,15 +486,16 @@ class World:
     def end_step(self, group: Group, token: int, reason: str) -> None:
         if self.waits(group, token, self.end_step, reason):
             return
-        if group.core.running is None:
+        go = group.running
+        if go is None:
             return
-        go = group.core.running
         self.trace(group.life, "fails", go.step, reason)
         group.token += 1
+        group.running, group.may_run = None, -1
+        group.failures += 1
+        group.has_said_no = True
         self.arrived.setdefault((go.quorum.quorum_id, go.step), {}).pop(group.life[0], None)
-        group.core.finish(is_committed=False, reason=reason)
-        self.say_news(group)
-        self.try_start(group)
+        self.at(VOTE_S, self.vote_arrives, group, reason)
 
     def die(self, group: Group, *, says_so: bool) -> None:
         if not group.is_up:
@@ -460,7 +508,7 @@ class World:
         self.counts["kills"] += 1
         self.break_stream(group)
         for peer in self.groups.values():
-            running = peer.core.running
+            running = peer.running
             if peer.is_up and running and group.life in running.quorum.lives:
                 delay = self.rng.uniform(0.01, 0.05)
                 self.at(delay, self.peer_reset, peer, peer.token, group)
@@ -469,7 +517,7 @@ class World:
         """The transport noticed the death, if this group was in the reduction."""
         if self.waits(group, token, self.peer_reset, dead):
             return
-        running = group.core.running
+        running = group.running
         if running is None:
             return
         key = (running.quorum.quorum_id, running.step)
