@@ -86,7 +86,7 @@ def _policy(options: Mapping[str, Any]) -> Policy:
         join_timeout_s=options["join_timeout"],
         heartbeat_timeout_s=heartbeat_s,
         reattach_timeout_s=min(0.5, heartbeat_s / 2),
-        learn_timeout_s=2 * heartbeat_s,
+        learn_timeout_s=0.0 if options["lease"] == "memory" else 2 * heartbeat_s,
         promise_timeout_s=options["promise_timeout"],
     )
 

@@ -20,7 +20,11 @@ ENTRIES_KEPT = 8  # for readers that were about to open one, and for the check b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One state of the lease. An empty identity: nobody holds it. `records`: job to file name."""
+    """One state of the lease. An empty identity: nobody holds it. `records`: job to file name.
+
+    `anchor` is the number of the newest entry that was synced to the disk. A renewal is not: a busy
+    disk must not cost the lease, and after a power cut nobody leads anyway.
+    """
 
     number: int = 0
     term: int = 0
@@ -29,6 +33,7 @@ class Entry:
     host: str = ""
     nonce: str = ""
     previous: str = ""
+    anchor: int = 0
     records: dict[str, str] = field(default_factory=dict)
 
 
@@ -41,37 +46,53 @@ class Chain:
     def newest(self) -> Entry:
         """The present state. An empty directory is the state number 0."""
         while True:
-            number = max(self._numbers(), default=0)
-            if number == 0:
+            numbers = sorted(self._numbers(), reverse=True)
+            if not numbers:
                 return Entry()
             try:
-                return self._load(number)
+                return self._newest_whole(numbers)
             except FileNotFoundError:
                 continue  # so many newer ones were added meanwhile
 
-    def try_append(self, base: Entry, entry: Entry) -> Entry | None:
+    def _newest_whole(self, numbers: list[int]) -> Entry:
+        """A power cut leaves entries without content above the last synced one: they are no state,
+        but their numbers are taken."""
+        for number in numbers:
+            content = self._name(number).read_bytes()
+            if content.strip(b"\0"):
+                return replace(self._parse(number, content), number=numbers[0])
+        raise ValueError("no entry has any content")
+
+    def try_append(self, base: Entry, entry: Entry, *, synced: bool = True) -> Entry | None:
         """Make `entry` the state after `base`, or return None because something else is."""
+        number = base.number + 1
         entry = replace(
-            entry, number=base.number + 1, nonce=secrets.token_hex(8), previous=base.nonce
+            entry,
+            number=number,
+            nonce=secrets.token_hex(8),
+            previous=base.nonce,
+            anchor=number if synced else base.anchor,
         )
         content = {f.name: getattr(entry, f.name) for f in fields(entry)}
-        temporary = self.write(f"tmp-{entry.nonce}", json.dumps(content).encode())
+        temporary = self.write(f"tmp-{entry.nonce}", json.dumps(content).encode(), synced=synced)
         try:
             os.link(temporary, self._name(entry.number))
         except FileExistsError:
             return None
         finally:
             temporary.unlink(missing_ok=True)
-        fsync_directory(self.path)
+        if synced:
+            fsync_directory(self.path)
         return self._confirm(entry)
 
-    def write(self, name: str, content: bytes) -> Path:
-        """A durable file. It means nothing until an entry names it."""
+    def write(self, name: str, content: bytes, *, synced: bool = True) -> Path:
+        """A new file. It means nothing until an entry names it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / name, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         return self.path / name
 
     def _confirm(self, entry: Entry) -> Entry | None:
@@ -79,7 +100,7 @@ class Chain:
         if max(numbers) > entry.number and not self._is_named_by_next(entry):
             return None
         for number in numbers:
-            if number <= entry.number - ENTRIES_KEPT:
+            if number <= entry.number - ENTRIES_KEPT and number != entry.anchor:
                 self._name(number).unlink(missing_ok=True)
         return entry
 
@@ -90,8 +111,11 @@ class Chain:
             return False
 
     def _load(self, number: int) -> Entry:
+        return self._parse(number, self._name(number).read_bytes())
+
+    def _parse(self, number: int, content: bytes) -> Entry:
         try:
-            return Entry(**json.loads(self._name(number).read_bytes()))
+            return Entry(**json.loads(content))
         except TypeError as error:
             raise ValueError(f"{self._name(number).name} is not ours: {error}") from error
 

@@ -54,13 +54,15 @@ class FileLease:
 
     async def renew(self, grant: Grant) -> Grant:
         asked_at = self._clock()
-        await self._in_thread(lambda: self._change(grant, lambda entry: entry))
+        await self._in_thread(lambda: self._change(grant, lambda entry: entry, synced=False))
         return replace(grant, valid_until=self.timing.tenure_end(asked_at))
 
     async def release(self, grant: Grant) -> None:
         try:
             await self._in_thread(
-                lambda: self._change(grant, lambda e: Entry(term=e.term, records=e.records))
+                lambda: self._change(
+                    grant, lambda e: Entry(term=e.term, records=e.records, anchor=e.anchor)
+                )
             )
         except LeaseLost:
             pass
@@ -128,12 +130,14 @@ class FileLease:
             raise LeaseUnreachable("the lease changed hands while it was acquired")
         return _holder(holder)
 
-    def _change(self, grant: Grant, change: Callable[[Entry], Entry]) -> Entry:
+    def _change(
+        self, grant: Grant, change: Callable[[Entry], Entry], *, synced: bool = True
+    ) -> Entry:
         """Append a changed state while this tenure is the newest. Returns the state before."""
         base = self._chain.newest()
         if (base.term, base.identity) != (grant.term, self.identity):
             raise LeaseLost(f"term {grant.term} has ended", term=grant.term, newest=base.term)
-        if self._chain.try_append(base, change(base)) is None:
+        if self._chain.try_append(base, change(base), synced=synced) is None:
             raise LeaseLost(f"term {grant.term} has ended", term=grant.term)
         return base
 

@@ -44,9 +44,23 @@ def test_an_append_followed_at_once_by_another_still_counts(tmp_path, monkeypatc
     assert chain.try_append(base, Entry(term=5)).term == 5
 
 
+def test_a_power_cut_after_renewals_leaves_the_last_synced_state(tmp_path):
+    chain = Chain(tmp_path)
+    written = chain.try_append(chain.newest(), Entry(term=7))
+    for _ in range(3 * ENTRIES_KEPT):
+        base = chain.newest()
+        assert chain.try_append(base, base, synced=False)
+    for path in tmp_path.iterdir():
+        if path.name != f"entry-{written.number:020}":
+            path.write_bytes(b"")
+    found = chain.newest()
+    assert found.term == 7
+    assert chain.try_append(found, found) is not None
+
+
 def test_few_files_are_kept(tmp_path):
     grow(Chain(tmp_path), 50)
-    assert len(list(tmp_path.iterdir())) <= ENTRIES_KEPT + 1
+    assert len(list(tmp_path.iterdir())) <= ENTRIES_KEPT + 2
 
 
 def test_of_many_at_once_each_number_has_one_winner(tmp_path):
