@@ -29,6 +29,7 @@ from lighthouse.goodput import Goodput, Interruption, sentence, summary
 from lighthouse.quorum import Decision, Policy
 from lighthouse.records import Records
 from lighthouse.status import JsonDict, job_status
+from lighthouse.trace import trace_interruption
 
 log = logging.getLogger("lighthouse")
 
@@ -170,6 +171,8 @@ class Job:
 
     def _note_interruption(self, record: Interruption) -> None:
         self._records.note(self.core.job, self._shown(record))
+        offset_s = time.time() - self._clock()
+        trace_interruption(record, job=self.core.job, wall_offset_s=offset_s)
         what = Fact(
             at=self._clock(),
             what="interruption.ended",

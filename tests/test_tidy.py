@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "ftcore.control": {"ftcore.base", "ftcore.wire"},
     "ftcore": {"ftcore", "torch", "numpy", "grpc", "click", "xxhash", "matplotlib"},
     "lighthouse": {"lighthouse", "ftcore.base", "ftcore.wire", "grpc", "aiohttp", "click", "google"}
-    | {"prometheus_client"},
+    | {"prometheus_client", "opentelemetry"},
     "ckpt": {"ckpt", "ftcore.base", "ftcore.statedict", "torch", "numpy", "fsspec", "s3fs"}
     | {"botocore", "obstore", "click", "xxhash", "aiohttp", "prometheus_client"},
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},

@@ -246,7 +246,7 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
         assert {distribution(o) for o in owners} & (wanted | OPTIONAL), owners
 
 
-OPTIONAL = {"ftcore", "setuptools", "grpcio-tools"}  # grpc loads its tools when they are there
+OPTIONAL = {"ftcore", "setuptools", "grpcio-tools", "opentelemetry-api"}  # used when they are there
 
 
 def distribution(requirement):
