@@ -10,7 +10,6 @@ productive: an interruption ends with the first step that nobody had committed b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from math import inf
@@ -320,14 +319,23 @@ class Goodput:
         self.steps_repeated += done.steps_repeated
         self.counts[done.cause] = self.counts.get(done.cause, 0) + 1
         self.lost_rank_s[done.cause] = self.lost_rank_s.get(done.cause, 0.0) + done.lost_rank_s
-        for name, value in asdict(done.phases).items():
-            self.phases[name].observe(value)
-        self.phases["total_s"].observe(done.phases.total_s)
+        self._observe(done)
         if done.is_planned:  # it was booked as training
             self._debt_s += done.stopped_s
             self.seconds.stopped += done.stopped_s
             self.seconds.rank_stopped += done.lost_rank_s
         return done
+
+    def _observe(self, done: Interruption) -> None:
+        """Put a recovery into the histograms: no start, and of a planned change what it cost."""
+        if done.cause is Cause.START:
+            return
+        always = () if done.is_planned else ("noticed_s", "quorum_s", "group_s", "first_step_s")
+        for name, value in asdict(done.phases).items():
+            is_cost = name in ("group_s", "heal_s") and value > 0
+            if name in always or is_cost:
+                self.phases[name].observe(value)
+        self.phases["total_s"].observe(done.stopped_s)
 
 
 def _merged(known: Interruption, cause: Cause, who: tuple[str, ...], reason: str) -> Interruption:
@@ -371,15 +379,18 @@ def sentence(record: Interruption) -> str:
     )
 
 
-def summary(book: Goodput, now: float) -> Mapping[str, object]:
-    """For /status and the dashboard."""
+def summary(book: Goodput, now: float) -> dict[str, object]:
+    """For /status and the dashboard. `goodput` is the ETTR; `last_recovery` in seconds."""
     total = book.settle(now)
+    unplanned = [r for r in book.records if not r.is_planned]
+    phases = asdict(unplanned[-1].phases) if unplanned else {}
     return {
-        "ettr": round(book.ettr(now), 6),
+        "goodput": round(book.ettr(now), 4),
         "trained_s": round(total.training, 3),
         "stopped_s": round(total.stopped, 3),
         "interruptions": sum(book.counts.values()),
+        "lost_rank_s": round(sum(book.lost_rank_s.values()), 3),
         "steps_committed": book.steps_committed,
         "steps_repeated": book.steps_repeated,
-        "lost_rank_s": round(sum(book.lost_rank_s.values()), 3),
+        "last_recovery": {k.removesuffix("_s"): round(v, 4) for k, v in phases.items()},
     }

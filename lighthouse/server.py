@@ -297,7 +297,7 @@ class Lighthouse:
     def status(self) -> JsonDict:
         now = self._clock()
         jobs: Mapping[str, JsonDict] = {
-            name: job_status(job.core, job.decision, now) | {"goodput": summary(job.book, now)}
+            name: job_status(job.core, job.decision, now) | summary(job.book, now)
             for name, job in sorted(self.jobs.items())
         }
         return {"term": self.records.term, "jobs": jobs}

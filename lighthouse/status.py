@@ -33,6 +33,7 @@ def _group(core: JobCore, seat: Seat, now: float) -> JsonDict:
         "incarnation": report.member.incarnation,
         "committed": report.committed,
         "quorum_id": report.quorum_id,
+        "quorum": show_id(report.quorum_id) if report.quorum_id else "none",
         "heard_s_ago": round(now - seat.heard_at, 3),
         "is_connected": seat.closed_at == inf,
         "store_address": report.member.store_address,

@@ -10,6 +10,7 @@ need shellcheck shellcheck
 need systemd-analyze systemd
 need npm npm
 need etcd etcd-server
+need chromium chromium
 [ -z "$packages" ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "not root on Debian: tests that need$packages are skipped"

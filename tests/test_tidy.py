@@ -20,11 +20,13 @@ MAY_IMPORT = {
     | {"botocore", "obstore", "click", "xxhash", "aiohttp", "prometheus_client"},
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
 }
-PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py", "ckpt/plan.py"}
-PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/lease/candidate.py"}
-PURE |= {"lighthouse/goodput.py", "lighthouse/histogram.py"}
+PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py"}
 PURE |= {f"ftcore/data/{name}.py" for name in ("order", "ledger", "seeds")}
 PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
+PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/lease/candidate.py"}
+PURE |= {f"ckpt/{name}.py" for name in ("plan", "boxes", "manifest", "assemble", "reading")}
+PURE |= {"ckpt/retention.py"}
+PURE |= {"lighthouse/goodput.py", "lighthouse/histogram.py"}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}
 LINES_MAX, FUNCTION_LINES_MAX = 450, 70

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from ftcore.data.errors import DataOrderDiffers
 from ftcore.data.order import Permutation
 
+LATEST_MAX = 4  # steps whose samples are remembered: callers ask once for each shard
+
 Participant = TypeVar("Participant", bound=Hashable)
 
 
@@ -51,6 +53,7 @@ class Ledger:
     per_shard: int = 1
     epoch_end: EpochEnd = EpochEnd.FLOW
     position: int = field(default=0)  # samples committed, over all epochs
+    _latest: dict[int, Batches] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("size", "shards", "per_shard"):
@@ -73,7 +76,11 @@ class Ledger:
         position = self.position
         for _ in range(ahead):
             position += self._count(position)
-        return self._batches_at(position)
+        if position not in self._latest:
+            if len(self._latest) >= LATEST_MAX:
+                self._latest.pop(next(iter(self._latest)))
+            self._latest[position] = self._batches_at(position)
+        return self._latest[position]
 
     def commit(self) -> int:
         """The step is committed: move on. Returns the new position."""

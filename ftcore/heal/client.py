@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ftcore.base.errors import FtError
 from ftcore.base.log import event
-from ftcore.heal.errors import HealFailed
+from ftcore.heal.errors import HealFailed, OfferRefused
 from ftcore.heal.manifest import Manifest
 from ftcore.heal.pace import Pace
 from ftcore.heal.receiver import Receiver, fetch_manifest
@@ -79,17 +81,15 @@ def heal(
     """
     _check_offers(offers)
     started = time.monotonic()
-    primary, manifest = _first_manifest(offers, silent_s)
-    flat = prepare(into, manifest.layout, manifest.plain)
-    difference = first_difference(
-        flat.layout, manifest.layout, names=("this group", primary.address)
-    )
-    if difference:
-        raise LayoutDiffers(difference)
-    sink = Sink([flat.tensors[i].tensor for i in manifest.moving], manifest.part_bytes, in_place)
-    receiver = Receiver(offers, sink, Pace(bandwidth_max), connections, silent_s)
-    with receiver:
-        _wait(receiver, sink, started + deadline_s, started, progress)
+    reader = secrets.token_hex(8)
+    primary, manifest, connection = _first_manifest(offers, reader, silent_s)
+    with connection:  # open until the end: a source keeps its parts for a reader that is there
+        flat = _prepared(into, primary, manifest)
+        tensors = [flat.tensors[i].tensor for i in manifest.moving]
+        sink = Sink(tensors, manifest.part_bytes, in_place)
+        pace = Pace(bandwidth_max)
+        with Receiver(offers, sink, pace, reader, connections, silent_s) as receiver:
+            _wait(receiver, sink, started + deadline_s, started, progress)
     sink.finish()
     _put_private(flat, manifest)
     flat.load(manifest.plain)
@@ -118,15 +118,26 @@ def _check_offers(offers: Sequence[Offer]) -> None:
         raise HealFailed(f"the sources do not offer the same state ({steps})")
 
 
-def _first_manifest(offers: Sequence[Offer], silent_s: float) -> tuple[Offer, Manifest]:
-    """From the primary, or from the next source that answers."""
+def _prepared(into: object, primary: Offer, manifest: Manifest) -> FlatState:
+    """The state to write into, proved to have the same tensors."""
+    flat = prepare(into, manifest.layout, manifest.plain)
+    names = ("this group", primary.address)
+    if difference := first_difference(flat.layout, manifest.layout, names=names):
+        raise LayoutDiffers(difference)
+    return flat
+
+
+def _first_manifest(
+    offers: Sequence[Offer], reader: str, silent_s: float
+) -> tuple[Offer, Manifest, socket.socket]:
+    """From the primary, or from the next source that answers; with the connection to it."""
     errors: list[FtError] = []
     for offer in offers:
         try:
-            return offer, fetch_manifest(offer, silent_s)
+            return offer, *fetch_manifest(offer, reader, silent_s)
         except FtError as error:
             errors.append(error)
-    if len(errors) == 1:
+    if all(isinstance(error, OfferRefused) for error in errors):
         raise errors[0]
     what = "; ".join(f"{o.address}: {e}" for o, e in zip(offers, errors, strict=True))
     raise HealFailed(f"no source gave its manifest ({what})") from errors[0]

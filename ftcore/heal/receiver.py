@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -60,20 +60,30 @@ def answer(connection: socket.socket) -> dict[str, Any]:
     return head
 
 
-def fetch_manifest(offer: Offer, silent_s: float) -> Manifest:
-    """The manifest of a source, verified. Raises an FtError."""
-    connection = connect(offer, reader=f"manifest-{secrets.token_hex(8)}", silent_s=silent_s)
-    with connection:
+def fetch_manifest(offer: Offer, reader: str, silent_s: float) -> tuple[Manifest, socket.socket]:
+    """The manifest of a source, verified, and the connection it came by. Raises an FtError."""
+    connection = connect(offer, reader=reader, silent_s=silent_s)
+    try:
         sizes = ask(connection, {"want": "manifest"}).get("blocks")
         if not isinstance(sizes, list) or len(sizes) != BLOCKS:
             raise FrameInvalid("a manifest has the wrong number of blocks")
         if not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) > MANIFEST_BYTES_MAX:
             raise FrameInvalid("a manifest announces an impossible size")
-        blocks = [bytearray(size) for size in sizes]
+        blocks = _allocate(sizes)
         checksum = wire.receive_into(connection, [memoryview(b) for b in blocks if b], sum(sizes))
         if checksum != wire.receive_checksum(connection):
             raise SourceLost(f"the manifest of {offer.address} arrived damaged")
-        return decode_manifest(blocks)
+        return decode_manifest(blocks), connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _allocate(sizes: Sequence[int]) -> list[bytearray]:
+    try:
+        return [bytearray(size) for size in sizes]
+    except MemoryError as error:
+        raise FrameInvalid(f"there is no memory for a manifest of {sum(sizes)} bytes") from error
 
 
 @dataclass(slots=True)
@@ -91,7 +101,13 @@ class Receiver:
     """`with Receiver(…) as receiver:` starts the threads; leaving ends and joins them."""
 
     def __init__(
-        self, offers: Any, sink: Sink, pace: Pace, connections: int, silent_s: float
+        self,
+        offers: Sequence[Offer],
+        sink: Sink,
+        pace: Pace,
+        reader: str,
+        connections: int,
+        silent_s: float,
     ) -> None:
         self.sources = [SourceState(offer, connections) for offer in offers]
         self._sink, self._pace, self._silent_s = sink, pace, silent_s
@@ -99,7 +115,7 @@ class Receiver:
         self._changed = threading.Condition()
         self._is_over = False
         self._over = threading.Event()
-        self._reader = secrets.token_hex(8)
+        self._reader = reader
         self._sockets: dict[int, socket.socket] = {}
         self._torn_sources: set[int] = set()
         self._threads = [

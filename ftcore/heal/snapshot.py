@@ -183,13 +183,14 @@ class Snapshot:
             self._ahead.join()
 
     def _had_by_all(self) -> int:
-        """The parts that every reader has. A reader that has not come yet has none."""
+        """The parts that every reader has. One that has not come, or went too early, has none."""
         with self._lock:
-            if len(self._readers) < self._readers_expected:
+            here = [r for r in self._readers.values() if r.is_done or r.connections]
+            if len(here) < self._readers_expected:
                 return 0
             everything = (1 << len(self.parts)) - 1
-            for reader in self._readers.values():
-                everything &= everything if reader.is_gone else reader.have
+            for reader in here:
+                everything &= everything if reader.is_done else reader.have
             return everything
 
     def _stage(self, part: Part) -> int:
@@ -229,6 +230,8 @@ class Snapshot:
     def _check_versions(self, tensors: Iterable[int]) -> None:
         for i in tensors:
             if _version(self._moving[i].tensor) != self._versions[i] and not self._is_invalid:
+                if self.is_settled:  # meanwhile, and before the change: it was allowed
+                    return
                 self._is_invalid = True
                 event(
                     log,

@@ -22,7 +22,9 @@ from ftcore.heal.parts import window
 
 VERSION = 1
 FRAME_BYTES_MAX = 64 << 10
-PIECE_BYTES = 1 << 20  # one system call and one checksum; fits the second-level cache
+RECEIVE_BYTES = 1 << 20  # one system call and one checksum; fits the second-level cache
+SEND_BYTES = 4 << 20  # larger, since after each the source may wait 5 ms for its trainer's Python:
+# with a trainer that never leaves Python, 0.67 GB/s against 0.25 at 1 MiB on a busy machine
 _LENGTH = struct.Struct(">I")
 _CHECKSUM = struct.Struct(">Q")
 
@@ -77,7 +79,7 @@ def receive_into(connection: socket.socket, views: Sequence[memoryview], size: i
     checksum = xxhash.xxh3_64()
     received = 0
     while received < size:
-        pieces = window(views, received, PIECE_BYTES)
+        pieces = window(views, received, RECEIVE_BYTES)
         count = _receive(connection, pieces)
         if count == 0:
             raise SourceLost(f"the connection ended {size - received} bytes early")
@@ -104,8 +106,8 @@ def _receive(connection: socket.socket, pieces: Sequence[memoryview]) -> int:
 def send_some(
     connection: socket.socket, views: Sequence[memoryview], *, start: int, checksum: Any
 ) -> int:
-    """Send at most PIECE_BYTES from `start` on and add them to the checksum; 0 if none would go."""
-    pieces = window(views, start, PIECE_BYTES)
+    """Send at most SEND_BYTES from `start` on and add them to the checksum; 0 if none would go."""
+    pieces = window(views, start, SEND_BYTES)
     try:
         if len(pieces) == 1:
             count = left = connection.send(pieces[0])

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from ftcore.process_group.base import Group
-from ftcore.process_group.errors import CollectiveFailed, GroupAborted, GroupNotBuilt
+from ftcore.process_group.errors import (
+    CollectiveFailed,
+    GroupAborted,
+    GroupError,
+    GroupNotBuilt,
+)
 from ftcore.process_group.gloo import GlooGroup
 from ftcore.process_group.store import HostedStore, host_store
 from ftcore.process_group.work import GroupWork
@@ -13,6 +18,7 @@ __all__ = [
     "GlooGroup",
     "Group",
     "GroupAborted",
+    "GroupError",
     "GroupNotBuilt",
     "GroupWork",
     "HostedStore",

@@ -111,9 +111,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         return self._life.failure()
 
     def settle(self) -> None:
-        """Wait until all that was issued has really ended. Raises the first error, if any.
+        """Call it before a vote, after every wait(): raises the first error, if there is one.
 
-        Call it before a vote: a wait() on a GPU only orders streams and says nothing of success.
+        On a GPU it waits until all that was issued has really ended: a wait() there only orders
+        streams and says nothing of success.
         """
         if (error := self._life.failure()) is not None:
             raise error
@@ -217,7 +218,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
             for target, row in zip(slices, rows, strict=True):
                 target.copy_(row[: target.numel()])
 
-        return ThenWork(self._allgather_base(rows, padded), unpack)
+        return ThenWork(self._allgather_base(rows.view(-1), padded), unpack)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         return self._issue("reduce_scatter", outputs, inputs, opts or c10d.ReduceScatterOptions())

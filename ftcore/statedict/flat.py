@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -44,6 +44,7 @@ class FlatState:
     plain: bytes
     _root: object
     _owners: dict[Keys, Owner]
+    tree: object  # containers and plain values, with references where tensors are
     by_name: dict[str, Tensor]  # as they stand in the state: subclasses whole
 
     @cached_property
@@ -56,6 +57,11 @@ class FlatState:
         result = _Loader(self._owners, self.by_name).put(self._root, received, ())
         if result is not self._root:
             raise LayoutDiffers("the state is not a container that can be filled in place")
+
+    @property
+    def owners(self) -> Mapping[Keys, Owner]:
+        """The parts of the state that are more than containers, by place, in order."""
+        return self._owners
 
     def optimizers(self) -> list[tuple[Keys, OptimizerOwner]]:
         """The optimizers whose state is known by parameter, with their places in the state."""
@@ -78,6 +84,7 @@ def flatten(state: object) -> FlatState:
         plain=plain.encode(tree),
         _root=state,
         _owners=walk.owners,
+        tree=tree,
         by_name=walk.by_name,
     )
 

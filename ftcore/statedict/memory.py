@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ftcore.statedict.entries import Box
 from ftcore.statedict.errors import CannotStore
@@ -27,6 +28,9 @@ class Leaf:
     tensor: Tensor
     global_shape: tuple[int, ...]
     box: Box
+
+
+_PLAIN = (Tensor, Parameter)
 
 
 def leaves(tensor: Tensor, *, path: str) -> Iterator[Leaf]:
@@ -63,7 +67,7 @@ def _stacked(suffix: str, inner: Tensor, mesh: Any) -> Leaf:
 
 
 def _strided(tensor: Tensor, suffix: str, path: str) -> Iterator[tuple[str, Tensor]]:
-    if hasattr(tensor, "__tensor_flatten__"):
+    if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from _strided(getattr(tensor, name), f"{suffix}.{name}", path + suffix)

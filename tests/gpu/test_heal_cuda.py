@@ -107,9 +107,6 @@ def test_what_a_survivor_loses_is_measured():
         healer.join()
     lost = published + sum(steps) - alone * len(steps)
     size = report["heal"].bytes / 1e9
-    print(
-        f"\n{size:.1f} GB on the GPU: heal {report['heal'].seconds:.2f} s, "
-        f"step alone {alone:.3f} s, published in {published:.4f} s, "
-        f"gates {gates:.3f} s, lost {lost:.3f} s in {len(steps)} steps"
-    )
+    print(f"\n{size:.1f} GB on the GPU: heal {report['heal'].seconds:.2f} s, step {alone:.3f} s,")
+    print(f"publish {published:.4f} s, gates {gates:.3f} s, steps {len(steps)}, lost {lost:.3f} s")
     assert equal(joiner, clones(source)) is False

@@ -5,11 +5,13 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ftcore.base.errors import BadSetting
 from ftcore.process_group import GlooGroup, GroupAborted, host_store
 from ftcore.process_group.errors import GroupError, GroupNotBuilt, GroupNotConfigured
 from ftcore.process_group.fake import FakeGroup, FakeNetwork
+from ftcore.process_group.isolated import IsolatedGroup
 from ftcore.process_group.nccl import NcclGroup, nccl_is_available
 from tests.process_group.world import HANG_S, World
 
@@ -19,7 +21,7 @@ def fake_group():
     return lambda **options: FakeGroup(network, **options)
 
 
-KINDS = {"fake": fake_group, "gloo": lambda: GlooGroup}
+KINDS = {"fake": fake_group, "gloo": lambda: GlooGroup, "isolated": lambda: IsolatedGroup}
 
 
 @pytest.fixture(params=sorted(KINDS))
@@ -96,6 +98,55 @@ def test_torch_functions_accept_the_group(world):
         return output.tolist()
 
     assert world(3).each(story) == [[3.0, 3.0, 3.0]] * 3
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("size", [1, 3])
+def test_each_torch_function_does_what_it_says(world, size):
+    def story(group):
+        r, me = float(group.rank()), torch.tensor([float(group.rank())])
+        listed = [torch.empty(1) for _ in range(size)]
+        dist.all_gather(listed, me, group=group)
+        scattered = torch.empty(1)
+        dist.reduce_scatter(scattered, [torch.tensor([r + j]) for j in range(size)], group=group)
+        flat = torch.empty(1)
+        dist.reduce_scatter_tensor(flat, torch.arange(float(size)) + r, group=group)
+        swapped = torch.empty(size)
+        dist.all_to_all_single(swapped, torch.arange(float(size)) + 10 * r, group=group)
+        largest = me.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        return [t.item() for t in listed], scattered.item(), flat.item(), swapped.tolist(), largest
+
+    ranks = [float(r) for r in range(size)]
+    for r, got in enumerate(world(size).each(story)):
+        total = sum(ranks) + size * r
+        assert got == (ranks, total, total, [r + 10 * j for j in ranks], ranks[-1])
+
+
+def test_gather_and_scatter_have_a_root(world):
+    def story(group):
+        me, options = torch.tensor([float(group.rank())]), c10d.GatherOptions()
+        options.rootRank = 1
+        whole = [[torch.empty(1) for _ in range(2)]] if group.rank() == 1 else []
+        group.gather(whole, [me], options).wait()
+        parts, scattering = [torch.tensor([5.0]), torch.tensor([6.0])], c10d.ScatterOptions()
+        mine = torch.empty(1)
+        group.scatter([mine], [parts] if group.rank() == 0 else [], scattering).wait()
+        return [t.item() for t in whole[0]] if whole else [], mine.item()
+
+    assert world(2).each(story) == [([], 5.0), ([0.0, 1.0], 6.0)]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 2), (1, 0, 0)])
+def test_slices_are_gathered_in_place_whatever_their_sizes(world, sizes):
+    def story(group):
+        whole = torch.full((sum(sizes),), -1.0)
+        whole.split(sizes)[group.rank()].fill_(group.rank())
+        group.gather_slices(whole, sizes).wait()
+        return whole.tolist()
+
+    expected = [float(r) for r, n in enumerate(sizes) for _ in range(n)]
+    assert world(3).each(story) == [expected] * 3
 
 
 def test_messages_between_two_members(world):

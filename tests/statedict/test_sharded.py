@@ -16,10 +16,11 @@ def blocks(seed):
     return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 6))
 
 
-def run(model, optimizer, steps):
+def run(model, optimizer, steps, before_update=lambda: None):
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.ones(8, 6)).pow(2).mean().backward()
+        before_update()
         optimizer.step()
 
 
@@ -58,6 +59,23 @@ def heal_and_go_on(kind):
     run(*source, steps=2)
     run(*target, steps=2)
     assert bits(list(target)) == bits(list(source))
+
+
+def heal_over_sockets(kind):
+    """Rank i of a joiner heals from rank i of the source, shard to shard, while that trains on."""
+    from ftcore.heal import HealServer, heal
+
+    shape, names, tensor_parallel = MESHES[kind]
+    source, target = fsdp(0, shape, names, tensor_parallel), fsdp(1, shape, names, tensor_parallel)
+    run(*source, steps=3)
+    with HealServer() as server:
+        offer = server.publish(list(source), step=3, quorum_id=1)
+        before = bits(list(source))
+        run(*source, steps=1, before_update=server.gate)
+        assert server._snapshot.is_intact()
+        heal([offer], into=list(target))
+    assert bits(list(target)) == before != bits(list(source))
+    assert all(t.is_parameter for t in flatten(source[0]).tensors)
 
 
 def boxes_cover_every_element_once(kind):
@@ -104,6 +122,7 @@ def partial_sums_are_refused(_):
 
 STORIES = [
     (heal_and_go_on, list(MESHES)),
+    (heal_over_sockets, list(MESHES)),
     (boxes_cover_every_element_once, list(MESHES)),
     (export_in_mid_forward_is_refused, [None]),
     (partial_sums_are_refused, [None]),

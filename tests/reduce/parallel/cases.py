@@ -14,6 +14,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ftcore.local_sgd.outer_reduce import start_average
+from ftcore.local_sgd.replica import OuterOptimizer, make_fragments
 from ftcore.process_group.errors import GroupAborted
 from ftcore.process_group.registry import replicate_mesh
 from ftcore.reduce.buckets import Buckets
@@ -230,6 +232,24 @@ def compiled(member):
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+def local_sgd_over_fsdp2(member):
+    """Outer steps on the shards of each rank: the mean of what both groups reached."""
+    m, group = sharded(), member.group("local-sgd")
+    fragments = make_fragments(dict(m.named_parameters()), 2)
+    with torch.no_grad():
+        for p in m.parameters():
+            p.add_(float(member.replica))
+    for fragment in fragments:
+        average = torch.empty_like(fragment.outer)
+        running = start_average(group, fragment.change(), givers=[0, 1], out=average)
+        running.gather()
+        running.wait()
+        OuterOptimizer(rate=1.0, momentum=0.0).step(fragment.outer, fragment.velocity, average)
+        fragment.adopt(keep=0.0)
+    for p, start in zip(m.parameters(), model().parameters(), strict=True):
+        torch.testing.assert_close(p.full_tensor(), start + 0.5)
+
+
 def functional_collectives_by_name(member):
     from ftcore.process_group.registry import register, unregister
 
@@ -257,5 +277,6 @@ CASES = [
     activation_checkpointing,
     cpu_offload,
     compiled,
+    local_sgd_over_fsdp2,
     functional_collectives_by_name,
 ]

@@ -1,10 +1,10 @@
-"""One group that times its steps: ours, torchft's, or plain DistributedDataParallel over gloo."""
+"""One group that trains a tiny model and says when it commits: ours, torchft's, or plain DDP."""
 
 import json
 import os
-import statistics
 import sys
 import time
+from datetime import timedelta
 
 import torch
 
@@ -15,16 +15,32 @@ def model_and_data():
     return model, torch.optim.SGD(model.parameters(), lr=1e-3), torch.randn(16, 64)
 
 
-def report(times):
-    times = sorted(times[len(times) // 4 :])
-    print(json.dumps({"p50": statistics.median(times), "p10": times[len(times) // 10]}), flush=True)
+class Commits:
+    """Wall times of commits: printed as they come, or only their intervals at the end."""
+
+    def __init__(self, config):
+        self.is_told, self.intervals = config["tell"], []
+        self._last = time.perf_counter()
+
+    def note(self, step):
+        if self.is_told:
+            sys.stdout.write(f"{step} {time.time()}\n")
+            sys.stdout.flush()
+        now = time.perf_counter()
+        self.intervals.append(now - self._last)
+        self._last = now
+
+    def report(self):
+        steady = sorted(self.intervals[len(self.intervals) // 4 :])
+        quantiles = {q: steady[int(len(steady) * q)] for q in (0.1, 0.5, 0.9)}
+        print(json.dumps(quantiles), flush=True)
 
 
 def ours(config):
     from ftcore import Manager
 
     model, optimizer, inputs = model_and_data()
-    times = []
+    commits = Commits(config)
     with Manager(
         model,
         optimizer,
@@ -33,15 +49,12 @@ def ours(config):
         lighthouse=config["address"],
         replica_id=config["name"],
     ) as manager:
-        began = time.perf_counter()
         for step in manager.steps(config["steps"]):
             for _ in step:
                 model(inputs).square().mean().backward()
             optimizer.step()
-            now = time.perf_counter()
-            times.append(now - began)
-            began = now
-    report(times)
+            commits.note(step.index)
+    commits.report()
 
 
 def ddp(config):
@@ -51,41 +64,38 @@ def ddp(config):
     dist.init_process_group("gloo", rank=config["rank"], world_size=config["groups"])
     model, optimizer, inputs = model_and_data()
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    times = []
-    for _ in range(config["steps"]):
-        began = time.perf_counter()
+    commits = Commits(config)
+    for step in range(config["steps"]):
         optimizer.zero_grad()
         wrapped(inputs).square().mean().backward()
         optimizer.step()
-        times.append(time.perf_counter() - began)
-    report(times)
+        commits.note(step)
+    commits.report()
     dist.destroy_process_group()
 
 
 def torchft(config):
-    from datetime import timedelta
-
     from torchft import Manager, ProcessGroupGloo
     from torchft.optim import OptimizerWrapper
 
     model, optimizer, inputs = model_and_data()
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["TORCHFT_LIGHTHOUSE"] = f"http://{config['address']}"
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=10)),
         load_state_dict=model.load_state_dict,
         state_dict=model.state_dict,
         min_replica_size=1,
         replica_id=config["name"],
+        lighthouse_addr=f"http://{config['address']}",
         store_addr="127.0.0.1",
         store_port=store.port,
         rank=0,
         world_size=1,
+        heartbeat_interval=timedelta(milliseconds=config["heartbeat_ms"]),
     )
-    wrapped = OptimizerWrapper(manager, optimizer)
-    times = []
+    wrapped, commits = OptimizerWrapper(manager, optimizer), Commits(config)
     while manager.current_step() < config["steps"]:
-        began = time.perf_counter()
+        before = manager.current_step()
         wrapped.zero_grad()
         model(inputs).square().mean().backward()
         flat = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -95,9 +105,11 @@ def torchft(config):
             p.grad.copy_(flat[offset : offset + p.numel()].view_as(p))
             offset += p.numel()
         wrapped.step()
-        times.append(time.perf_counter() - began)
-    report(times)
-    manager.shutdown()
+        if manager.current_step() > before:
+            commits.note(before)
+    commits.report()
+    manager.shutdown(wait=False)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,387 @@
+"""The checkpointer of a training process: save without stopping, restore the newest good step."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from ckpt import client as clients
+from ckpt.capture import Captured, Place, Planner
+from ckpt.collector import collector_paused
+from ckpt.daemon.orders import Destination, Hello, Order
+from ckpt.errors import CheckpointError, DaemonGone, SaveSkipped
+from ckpt.handle import SaveHandle
+from ckpt.meet import Meeting, default_meeting, default_place
+from ckpt.memory_tier import MemoryTier
+from ckpt.peer_tier import PeerTier
+from ckpt.region import Region
+from ckpt.restore import Request, Restored, Restorer, StoreTier, Tier
+from ckpt.retention import Policy
+from ckpt.saver import Saver, Saving
+from ckpt.slots import file_bytes_for_waves
+from ckpt.staging import Gate, Versions
+from ckpt.stores import Store, open_store
+from ftcore.base.errors import BadSetting
+from ftcore.base.log import event
+
+log = logging.getLogger(__name__)
+WhenBusy = Literal["wait", "skip", "newest"]
+Where = str | os.PathLike[str] | Destination
+
+
+class Checkpointer:
+    """Saves states to one or more destinations and restores the newest complete one.
+
+    Args:
+        destinations: a path, a URL (`s3://`, `gs://`, `file://`, `memory://`, anything of fsspec),
+            a Destination with options, or a list of these; restores look in them in this order.
+        keep_last, keep_every, keep_best, metric, best_is, keep_younger_s: which steps to keep; a
+            step is kept if any rule keeps it, all are kept without rules, the newest always.
+        staging_slots: steps that fit into staging memory at once (default 1; 2 with
+            when_busy="newest"). Each takes as much host memory as this rank's state.
+        staging_bytes_max: budget of staging memory in bytes. A state that does not fit is copied
+            in waves, and optimizer steps wait for the uploads.
+        when_busy: what a save does while all slots are being uploaded: "wait" (the next optimizer
+            step waits), "skip" (this save fails with SaveSkipped), or "newest" (a staged save
+            whose upload has not begun gives way).
+        bytes_per_s: upload limit for each destination; 0 is none.
+        place, session: which participant this is and the id of this life of the job; taken from
+            torch.distributed when it is initialised.
+        participants_timeout_s: how long a save waits for participants that are not known to be
+            dead before others take over what they should have written.
+        memory_copies: how many other hosts' daemons keep each staged step in memory. The ring is
+            made of the daemons of all ranks; `ring_address` is where this host's daemon listens
+            for it (HOST:PORT, port 0 picks one; loopback unless told otherwise).
+        inline: run the daemon in threads of this process; saves then die with it.
+        linger_s: how long the daemon stays, and keeps the newest step in memory, without trainers.
+
+    A state is a mapping from names to modules, optimizers, objects with `state_dict` and
+    `load_state_dict`, tensors, plain values, `per_rank(...)` values, and containers of these.
+    """
+
+    def __init__(
+        self,
+        destinations: Where | Sequence[Where],
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_best: int | None = None,
+        metric: str = "loss",
+        best_is: str = "lowest",
+        keep_younger_s: float | None = None,
+        staging_slots: int | None = None,
+        staging_bytes_max: int | None = None,
+        when_busy: WhenBusy = "wait",
+        bytes_per_s: float = 0.0,
+        place: Place | None = None,
+        session: str | None = None,
+        meeting: Meeting | None = None,
+        participants_timeout_s: float = 60.0,
+        memory_copies: int = 0,
+        ring_address: str = "127.0.0.1:0",
+        inline: bool = False,
+        linger_s: float = 600.0,
+        metrics_address: str = "",
+    ) -> None:
+        policy = Policy(
+            keep_last=keep_last,
+            keep_every=keep_every,
+            keep_best=keep_best,
+            metric=metric,
+            best_is=best_is,
+            keep_younger_s=keep_younger_s,
+        )
+        if when_busy not in ("wait", "skip", "newest"):
+            raise BadSetting(
+                f"when_busy is {when_busy!r}", remedy="Use 'wait', 'skip' or 'newest'."
+            )
+        self.destinations = as_destinations(destinations, bytes_per_s)
+        self.place = place or default_place()
+        self._meeting = meeting or default_meeting(self.place)
+        self.session = session or self._meeting.session()
+        self._when_busy = when_busy
+        slots = staging_slots or (2 if when_busy == "newest" else 1)
+        budget = None if staging_bytes_max is None else staging_bytes_max // slots
+        waves = None if budget is None else file_bytes_for_waves(budget)
+        self._planner = Planner(self.place, resident_bytes_max=budget, wave_bytes=waves)
+        self._gate = Gate()
+        self._saver = Saver(self._gate, slots, staging_bytes_max)
+        self._ids = itertools.count(1)
+        self._attempts: dict[int, int] = {}
+        self._stores: dict[str, Store] = {}
+        self._lost_s = 0.0
+        self._reported_s = 0.0
+        self.last_restored: Restored | None = None
+        self._hello = Hello(
+            run=run_name(self.destinations),
+            session=self.session,
+            index=self.place.index,
+            count=self.place.count,
+            pid=os.getpid(),
+            destinations=self.destinations,
+            retention=policy.to_json(),
+            participants_timeout_s=participants_timeout_s,
+        )
+        self._client = self._connect(inline, linger_s, metrics_address)
+        self._peers: list[str] = []
+        self._token = ""
+        if memory_copies:
+            self._join_ring(memory_copies, ring_address)
+
+    def _connect(self, inline: bool, linger_s: float, metrics_address: str) -> clients.Client:
+        def connect() -> Any:
+            if inline:
+                return clients.connect_inline()
+            return clients.connect_or_spawn(linger_s=linger_s, metrics_address=metrics_address)
+
+        try:
+            client = clients.Client(self._hello, self._saver, connect=connect)
+        except BaseException:
+            self._gate.close()
+            raise
+        welcome, fds = client.welcome
+        for row, fd in zip(welcome["slots"], fds, strict=True):
+            region = Region(fd, row["size"])
+            if row["busy"] or not self._saver.slots.adopt(row["number"], region):
+                region.close()
+        self._saver.start(client)
+        client.start()
+        return client
+
+    def _join_ring(self, copies: int, ring_address: str) -> None:
+        """Let every daemon know the token of this session, and ours who keeps its copies."""
+        host, _, port = ring_address.rpartition(":")
+        ask = {"kind": "ring", "host": host, "port": int(port)}
+        self._token = str(self._meeting.exchange(secrets.token_hex(16))[0])
+        answer, _ = self._client.ask({**ask, "token": self._token, "copies": []})
+        ring = list(dict.fromkeys(self._meeting.exchange(answer["address"])))
+        at = ring.index(answer["address"])
+        self._peers = [ring[(at + i) % len(ring)] for i in range(1, len(ring))]
+        keepers = self._peers[:copies]
+        if len(keepers) < copies:
+            event(log, "ring.short", level=logging.WARNING, daemons=len(ring), copies=copies)
+        self._client.ask({**ask, "token": self._token, "copies": keepers})
+        self._saver.ring = {**ask, "token": self._token, "copies": keepers}
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        metrics: Mapping[str, float] | None = None,
+    ) -> SaveHandle:
+        """Begin to save `state` as `step` and return at once.
+
+        The state may be used freely; optimizers of this process wait by themselves until it is
+        copied, anything else that writes in place calls `handle.wait_staged()` first. Raises
+        CannotStore, with the path, for a value that has no encoding. Everything that goes wrong
+        later is told by the handle, and never disturbs later saves.
+        """
+        started = time.perf_counter()
+        if step < 0:
+            raise BadSetting(f"step is {step}", remedy="Steps count from 0.")
+        handle = SaveHandle(step, tuple(d.url for d in self.destinations))
+        if self._when_busy == "skip" and not self._saver.slots.has_free:
+            handle.fail(SaveSkipped(f"step {step}: earlier uploads still use all staging slots"))
+            return handle
+        if self._when_busy == "newest" and not self._saver.slots.has_free:
+            self._saver.cancel_waiting(f"step {step} took its place")
+        self._report_lost()
+        captured = self._planner.capture(state)
+        order = self._order(step, captured, metrics or {})
+        versions = Versions.of(captured.tensors)
+        self._saver.submit(
+            Saving(
+                order=order,
+                handle=handle,
+                layout=captured.layout,
+                captured=captured,
+                versions=versions,
+            )
+        )
+        self._lost_s += time.perf_counter() - started
+        return handle
+
+    def _order(self, step: int, captured: Captured, metrics: Mapping[str, float]) -> Order:
+        number = self._attempts[step] = self._attempts.get(step, 0) + 1
+        return Order(
+            save_id=next(self._ids),
+            step=step,
+            attempt=f"{self.session}.{number}",
+            index=self.place.index,
+            count=self.place.count,
+            slot=0,
+            layout=captured.layout.digest,
+            created_unix_s=time.time(),
+            copies=captured.planned.copies,
+            metrics={k: float(v) for k, v in metrics.items()},
+        )
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Make staging memory ready in the background, so that the first save costs what later
+        ones do. Call it once the optimizer has its state; `restore` does it by itself."""
+        layout = self._planner.capture(state).layout
+        self._saver.submit_call(lambda: self._saver.prefault(layout))
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until every save so far is durable or has failed. Failures are logged."""
+        self._saver.drain(timeout_s)
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that training has waited for saves so far: calls and gated optimizer steps."""
+        return self._lost_s + self._gate.waited_s
+
+    def _report_lost(self) -> None:
+        lost = self.lost_s - self._reported_s
+        if lost > 0:
+            self._client.post({"kind": "lost", "seconds": lost})
+            self._reported_s += lost
+
+    # --- restoring ------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        strict: bool = True,
+        only: str | Iterable[str] | Callable[[str], bool] | None = None,
+    ) -> int | None:
+        """Fill `state` from the newest complete step, or from `step`, and return the step.
+
+        Returns None when there is none. A destination that holds a stock DCP checkpoint or
+        safetensors files instead of steps is read as step 0, without checksums.
+
+        A step that cannot be read, or whose checksums differ, is passed over for another tier and
+        then for an older step, with a warning. Raises
+        StateMismatch, with a report and before anything is changed, when names, shapes or types
+        differ (strict) or a shape or type differs (not strict). `only` selects names: a prefix,
+        prefixes, or a predicate.
+        """
+        request = Request(
+            step=step, strict=strict, select=as_select(only), allow_fallback=step is None
+        )
+        memory = self._memory()
+        tiers: list[Tier] = [memory] if memory is not None else []
+        if self._peers:
+            tiers.append(PeerTier(self._hello.run, self._token, self._peers))
+        tiers += [StoreTier(self.store(d), is_partial=d.private) for d in self.destinations]
+        try:
+            restorer = Restorer(
+                state, tiers, place=self.place, meeting=self._meeting, planner=self._planner
+            )
+            with collector_paused():
+                self.last_restored = restorer.run(request) or self._restore_foreign(state, request)
+        finally:
+            if memory is not None:
+                memory.close()
+        if self.last_restored is None:
+            return None
+        return self.last_restored.step
+
+    def _restore_foreign(self, state: Mapping[str, Any], request: Request) -> Restored | None:
+        """What others wrote, where there is no step of ours."""
+        from ckpt.interop.errors import ForeignFormat
+        from ckpt.interop.foreign import tier_of
+
+        tiers: list[Tier] = []
+        for destination in self.destinations if request.step is None else ():
+            with contextlib.suppress(ForeignFormat):
+                tiers.append(tier_of(self.store(destination), None, lambda name: name))
+        if not any(self._meeting.exchange(bool(tiers))):
+            return None
+        restorer = Restorer(
+            state, tiers, place=self.place, meeting=self._meeting, planner=self._planner
+        )
+        return restorer.run(replace(request, step=0))
+
+    def _memory(self) -> MemoryTier | None:
+        try:
+            return MemoryTier(self._client)
+        except (DaemonGone, OSError) as error:
+            event(log, "memory.unreachable", level=logging.WARNING, error=str(error))
+            return None
+
+    def store(self, destination: Destination) -> Store:
+        """This process's own view of a destination."""
+        if destination.url not in self._stores:
+            self._stores[destination.url] = open_store(destination.url, **destination.options)
+        return self._stores[destination.url]
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def close(self, *, wait: bool = True, keep_memory: bool = False) -> None:
+        """Wait for saves under way (unless told not to: the daemon finishes them), give back
+        memory and the connection. `keep_memory` leaves the newest step in the daemon's memory for
+        a quick restart."""
+        if wait:
+            self.wait()
+        self._report_lost()
+        self._client.close(keep_memory=keep_memory)
+        self._saver.close()
+        self._gate.close()
+        for store in self._stores.values():
+            store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(keep_memory=kind is not None)
+
+
+def as_destinations(where: Where | Sequence[Where], bytes_per_s: float) -> tuple[Destination, ...]:
+    """One or more places as Destinations. `local:PATH` is a disk that only this host sees."""
+    if isinstance(where, str | os.PathLike | Destination):
+        where = [where]
+    found = [_as_destination(w, bytes_per_s) for w in where]
+    if not found:
+        raise BadSetting("there is no destination", remedy="Name a path or URL to save to.")
+    return tuple(found)
+
+
+def _as_destination(where: Where, bytes_per_s: float) -> Destination:
+    if isinstance(where, Destination):
+        return where
+    text = os.fspath(where)
+    private = text.startswith("local:")
+    text = text.removeprefix("local:")
+    if "://" not in text:
+        text = str(Path(text).absolute())
+    return Destination(url=text, private=private, bytes_per_s=bytes_per_s)
+
+
+def as_select(
+    only: str | Iterable[str] | Callable[[str], bool] | None,
+) -> Callable[[str], bool] | None:
+    """A predicate on names from a prefix, prefixes or a predicate."""
+    if only is None or callable(only):
+        return only
+    prefixes = (only,) if isinstance(only, str) else tuple(only)
+    if not prefixes:
+        raise CheckpointError("`only` selects nothing", remedy="Give a prefix or a predicate.")
+    return lambda name: name.startswith(prefixes)
+
+
+def run_name(destinations: Sequence[Destination]) -> str:
+    """The same for all lives of a training run: where it saves to."""
+    urls = "\n".join(d.url for d in destinations)
+    return hashlib.blake2b(urls.encode(), digest_size=8).hexdigest()

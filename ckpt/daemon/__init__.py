@@ -1,0 +1,1 @@
+"""The upload daemon: one per host, outlives trainers, holds their staged steps."""

@@ -1,0 +1,231 @@
+"""Copy live tensors into shared staging memory while training goes on, before they change again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ckpt.capture import Captured
+from ckpt.errors import StagingTorn
+from ckpt.plan import LARGE_BYTES, FilePlan, Member
+from ckpt.region import Region
+from ckpt.staging_cuda import CudaCopier, Snapshot
+from ftcore.statedict.memory import is_plain_memory
+
+# Work is dealt to two threads in pieces of this size: small enough to end together.
+UNIT_BYTES = 8 << 20
+SMALL_BATCH = 2048
+COPY_THREADS = 2
+# Copying yields to the training loop; when the optimizer waits for it, the processors are free.
+COPY_NICENESS = 5
+
+
+class Sink(Protocol):
+    """Where the images of files are put, and who is told when one is whole."""
+
+    def begin(self, number: int, size: int) -> tuple[Region, int]:
+        """Memory for file `number`: a region and an offset. May wait until some is free."""
+
+    def staged(self, number: int, offset: int) -> None: ...
+
+
+class Gate:
+    """Holds every optimizer step of this process back until what is being copied is copied.
+
+    The hook is global, because a forgotten optimizer would tear the checkpoint silently.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._open_copies = 0
+        self.waited_s = 0.0
+        self._on_wait: list[Callable[[], None]] = []
+        self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    def enter(self, *, holds: bool = True) -> None:
+        """A copy begins. It holds optimizers back unless it reads a snapshot."""
+        with self._changed:
+            self._open_copies += holds
+
+    def leave(self, *, held: bool = True) -> None:
+        with self._changed:
+            self._open_copies -= held
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Return once nothing is being copied any more."""
+        for before in list(self._on_wait):
+            before()
+        if not self._open_copies:
+            return
+        started = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open_copies)
+        self.waited_s += time.perf_counter() - started
+
+    def before_wait(self, call: Callable[[], None]) -> None:
+        """Run `call` before each optimizer step, on the thread that steps."""
+        self._on_wait.append(call)
+
+    def close(self) -> None:
+        self._handle.remove()
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The version counters of tensors at one moment: every in-place write raises them."""
+
+    tensors: Sequence[torch.Tensor]
+    counts: list[int]
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> Versions:
+        return cls(tensors, _versions(tensors))
+
+    def check(self, names: Callable[[], Sequence[str]]) -> None:
+        """Raise StagingTorn when a tensor was written to since."""
+        now = _versions(self.tensors)
+        if now == self.counts:
+            return
+        pairs = zip(names(), self.counts, now, strict=True)
+        changed = [name for name, before, after in pairs if before != after]
+        raise StagingTorn(
+            f"{len(changed)} tensors changed while they were copied, the first is {changed[0]}"
+        )
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """An inference tensor counts nothing and cannot be trained in place."""
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:
+        return [-1 if t.is_inference() else t._version for t in tensors]
+
+
+class Copier:
+    """Copies tensors in host memory with two threads, and has those on devices copied.
+    Destination views are made once and kept."""
+
+    def __init__(self) -> None:
+        self.cuda = CudaCopier()
+        self._pool = ThreadPoolExecutor(COPY_THREADS, "ckpt-copy", initializer=_yield_to_training)
+        self._bases: dict[int, torch.Tensor] = {}
+        self._views: dict[tuple[str, int, int, int], list[torch.Tensor]] = {}
+
+    def copy(
+        self,
+        number: int,
+        captured: Captured,
+        region: Region,
+        offset: int,
+        *,
+        snapshot: Snapshot | None = None,
+        ready: Any = None,
+    ) -> None:
+        """Put the members of file `number` into `region` at `offset`. For tensors on a device,
+        from their snapshot, or else once the event `ready` has passed."""
+        file = captured.layout.files[number]
+        sources = captured.sources(number)
+        views = self._targets(file, captured.layout.digest, region, offset)
+        units: list[Callable[[], object]] = []
+        small: list[int] = []
+        if snapshot is not None:
+            target = self._base(region)[offset : offset + file.size]
+            self.cuda.copy_snapshot(snapshot, number, file, target)
+            return
+        on_device = [n for n, source in enumerate(sources) if source.is_cuda and source.numel()]
+        if on_device:
+            targets = [views[n] for n in on_device]
+            self.cuda.copy_tensors(targets, [sources[n] for n in on_device], ready)
+        for place, member in enumerate(file.members):
+            if sources[place].is_cuda:
+                continue
+            if member.item.nbytes >= LARGE_BYTES:
+                units += _units(sources[place], views[place], region, offset + member.offset)
+            elif member.item.nbytes:
+                small.append(place)
+        for start in range(0, len(small), SMALL_BATCH):
+            batch = small[start : start + SMALL_BATCH]
+            targets = [views[n] for n in batch]
+            units.append(partial(_copy_many, targets, [sources[n] for n in batch]))
+        for done in [self._pool.submit(unit) for unit in units]:
+            done.result()
+
+    def forget(self, region: Region) -> None:
+        """Drop all views of a region that is about to be closed."""
+        self.cuda.forget(region)
+        self._bases.pop(region.address, None)
+        self._views = {k: v for k, v in self._views.items() if k[1] != region.address}
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._bases.clear()
+        self._views.clear()
+
+    def _base(self, region: Region) -> torch.Tensor:
+        address = region.address
+        if address not in self._bases:
+            self._bases[address] = torch.frombuffer(region.view, dtype=torch.uint8)
+        return self._bases[address]
+
+    def _targets(
+        self, file: FilePlan, digest: str, region: Region, offset: int
+    ) -> list[torch.Tensor]:
+        key = (digest, region.address, offset, id(file))
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) > 256:
+                self._views.clear()
+            base = self._base(region)
+            found = self._views[key] = [target_view(base, m, offset) for m in file.members]
+        return found
+
+
+def target_view(base: torch.Tensor, member: Member, offset: int) -> torch.Tensor:
+    """The bytes of a member inside staging memory, seen as a tensor."""
+    start = offset + member.offset
+    raw = base[start : start + member.item.nbytes]
+    return raw.view(getattr(torch, member.item.dtype)).view(member.item.box.lengths)
+
+
+def _units(
+    source: torch.Tensor, target: torch.Tensor, region: Region, offset: int
+) -> list[Callable[[], object]]:
+    """The copy of one large tensor as pieces that any thread may do."""
+    if not is_plain_memory(source):
+        return [partial(_copy_many, [target], [source])]
+    start, size, address = source.data_ptr(), source.nbytes, region.address + offset
+
+    def move(at: int) -> None:
+        ctypes.memmove(address + at, start + at, min(UNIT_BYTES, size - at))
+
+    return [partial(move, at) for at in range(0, size, UNIT_BYTES)]
+
+
+def _copy_many(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        torch._foreach_copy_(targets, sources)
+
+
+def _yield_to_training() -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COPY_NICENESS)
+    except OSError:
+        pass
+
+
+def write_header(file: FilePlan, region: Region, offset: int) -> None:
+    region.view[offset : offset + file.data_start] = file.header

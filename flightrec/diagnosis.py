@@ -1,0 +1,195 @@
+"""Decide from what all ranks recorded who caused the fault: the verdict and its reasons.
+
+Mismatches come first, because whatever hangs after one follows from it; then the roots of the
+graph of waiting; then what only shows in call sites or durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from flightrec.accuse import clash_suspects, mismatch_suspects, root_conflicts, site_suspects
+from flightrec.lanes import lay_out
+from flightrec.mismatch import Divergence, diverge
+from flightrec.model import (
+    Consequence,
+    Culprit,
+    Evidence,
+    Finding,
+    Kind,
+    Records,
+    Report,
+    Verdict,
+)
+from flightrec.outcome import advice, lacking_evidence, summary_of, with_evidence
+from flightrec.roots import root_suspects
+from flightrec.stalls import gave_up_early
+from flightrec.stragglers import straggler_suspects
+from flightrec.suspects import Case, Suspect
+from flightrec.waits import Key, Waits, who_waits
+
+WAITS_FOR_MAX = 16  # ranks that one consequence names
+
+
+def diagnose(records: Records, evidence: Evidence) -> Report:
+    """Return the verdict. The same records and evidence give the same report."""
+    case = Case(records, lay_out(records))
+    divergences = _divergences(case)
+    roots = root_conflicts(case)
+    parted = _parted(divergences, roots)
+    waits = who_waits(records, case.lanes, parted)
+    suspects = _mismatches(case, divergences, roots, waits)
+    more, findings = root_suspects(case, waits, parted, evidence)
+    suspects += _unless_limits_differ(case, waits, more)
+    suspects = _unless_sites_tell(case, divergences, waits, suspects)
+    culprits = tuple(_culprit(case, s, evidence) for s in _ranked(suspects, waits))
+    lacking = lacking_evidence(case, divergences, waits, findings) if not culprits else ()
+    verdict = Verdict.FAULT if culprits else Verdict.UNDECIDED if lacking else Verdict.HEALTHY
+    return Report(
+        verdict=verdict,
+        summary=summary_of(verdict, culprits, waits, lacking),
+        culprits=culprits,
+        consequences=_consequences(case, waits, {c.rank for c in culprits}),
+        findings=tuple(_problems(records) + findings),
+        lacking=lacking,
+        next_steps=advice(culprits),
+        world_size=len(records.expected_ranks),
+        ranks_read=len(records.ranks),
+        entries_read=sum(len(r.columns) for r in records.ranks.values() if r.columns is not None),
+    )
+
+
+def _divergences(case: Case) -> list[Divergence]:
+    """Divergences of all groups; lanes of groups in the same role break ties."""
+    of, groups = case.lanes.of, case.records.groups
+    found: list[Divergence] = []
+    for index, group in enumerate(groups):
+        mine = diverge(index, of[index], case.lanes.tokens)
+        if any(d.is_undecided for d in mine):
+            same_role = [
+                lane
+                for other, known in enumerate(groups)
+                if other != index and known.desc == group.desc
+                for lane in of[other].values()
+            ]
+            mine = diverge(index, of[index], case.lanes.tokens, same_role)
+        found += mine
+    return found
+
+
+def _parted(divergences: Iterable[Divergence], conflicts: Iterable[Suspect]) -> dict[int, int]:
+    """For each group in which members disagree the first call at which they do."""
+    places = [(d.group, d.seq) for d in divergences if not d.is_site_only]
+    places += [(s.group, s.seq) for s in conflicts if s.seq is not None]
+    return dict(sorted(places, reverse=True))
+
+
+def _mismatches(
+    case: Case, divergences: Sequence[Divergence], conflicts: Sequence[Suspect], waits: Waits
+) -> list[Suspect]:
+    hanging = _hanging(waits)
+    suspects = mismatch_suspects(case, divergences, hanging)
+    suspects += [replace(s, is_hanging=s.group in hanging) for s in conflicts]
+    return suspects + clash_suspects(case, waits.channels, hanging)
+
+
+def _unless_limits_differ(case: Case, waits: Waits, suspects: list[Suspect]) -> list[Suspect]:
+    """A rank that gives up long before the others is the fault, whomever they all wait for."""
+    keys = {key for key in map(waits.key, waits.blocked) if key.owner < 0}
+    early = [
+        suspect
+        for key in sorted(keys)
+        for suspect in gave_up_early(case, key.group, key.seq, waits.standing(key))
+    ]
+    groups = {suspect.group for suspect in early}
+    return early + [suspect for suspect in suspects if suspect.group not in groups]
+
+
+def _unless_sites_tell(
+    case: Case, divergences: Sequence[Divergence], waits: Waits, suspects: list[Suspect]
+) -> list[Suspect]:
+    """What only shows in call sites or durations is believed when nothing stronger speaks. A call
+    that some completed and some did not may also come from a wrong root."""
+    if any(suspect.kind is not Kind.DEVICE_STALL for suspect in suspects):
+        return suspects
+    by_site = site_suspects(case, divergences, _hanging(waits))
+    if by_site or suspects or waits.blocked:
+        return by_site or suspects
+    return straggler_suspects(case)
+
+
+def _hanging(waits: Waits) -> dict[int, int]:
+    return {call.group: call.seq for calls in waits.opens.values() for call in calls}
+
+
+def _ranked(suspects: Iterable[Suspect], waits: Waits) -> list[Suspect]:
+    """One suspicion a rank, the surest; those that explain most and are surest first."""
+    best: dict[int, Suspect] = {}
+    for suspect in suspects:
+        known = best.get(suspect.rank)
+        if known is None or suspect.confidence > known.confidence:
+            best[suspect.rank] = suspect
+    reached = {rank: _reach(rank, waits) for rank in best}
+    return sorted(best.values(), key=lambda s: (-s.confidence, -reached[s.rank], s.rank))
+
+
+def _reach(rank: int, waits: Waits) -> int:
+    """How many ranks wait for this one, directly or through others."""
+    standing: dict[Key, list[int]] = {}
+    for waiter in waits.blocked:
+        standing.setdefault(waits.key(waiter), []).append(waiter)
+    held: dict[int, list[Key]] = {}
+    for key, lacks in waits.lacks.items():
+        for lack in lacks:
+            held.setdefault(lack.rank, []).append(key)
+    seen, todo = {rank}, [rank]
+    while todo:
+        for key in held.get(todo.pop(), ()):
+            new = [waiter for waiter in standing[key] if waiter not in seen]
+            seen.update(new)
+            todo += new
+    return len(seen) - 1
+
+
+def _culprit(case: Case, suspect: Suspect, evidence: Evidence) -> Culprit:
+    group = case.records.groups[suspect.group]
+    culprit = Culprit(
+        rank=suspect.rank,
+        kind=suspect.kind,
+        group=str(group),
+        group_ranks=group.ranks,
+        seq=suspect.seq,
+        op=case.op(suspect.call),
+        where=case.where(suspect.site),
+        confidence=round(suspect.confidence, 2),
+        because=suspect.because,
+        stack=case.site(suspect.site),
+        is_hanging=suspect.is_hanging,
+    )
+    return with_evidence(culprit, evidence)
+
+
+def _consequences(
+    case: Case, waits: Waits, culprits: Mapping[int, object] | set[int]
+) -> tuple[Consequence, ...]:
+    """Every rank that only waits, at which call, and for whom."""
+    return tuple(
+        Consequence(
+            rank=rank,
+            waits_for=tuple(lack.rank for lack in waits.lacking(rank)[:WAITS_FOR_MAX]),
+            group=str(case.records.groups[call.group]),
+            seq=call.seq,
+            op=case.op(call.call),
+            where=case.where(call.site),
+        )
+        for rank, call in sorted(waits.blocked.items())
+        if rank not in culprits
+    )
+
+
+def _problems(records: Records) -> list[Finding]:
+    return [
+        Finding(code="input", text=f"{p.source}: {p.what}" + (f". {p.remedy}" if p.remedy else ""))
+        for p in records.problems
+    ]
