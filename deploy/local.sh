@@ -26,8 +26,9 @@ fi
 lighthouse_pid='' prometheus_pid=''
 end() {
     trap - EXIT INT TERM
+    # To trainers SIGTERM means to leave in good order, for which they would need the others.
     for file in "$folder"/*.pid; do
-        [ ! -f "$file" ] || kill "$(cat "$file")" 2>/dev/null || true
+        [ ! -f "$file" ] || kill -9 "$(cat "$file")" 2>/dev/null || true
     done
     for pid in $prometheus_pid $lighthouse_pid; do
         kill "$pid" 2>/dev/null || true

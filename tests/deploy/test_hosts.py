@@ -73,6 +73,19 @@ def test_probes_and_scrapes_ask_for_pages_that_exist():
     assert paths == {"/healthz", "/readyz", "/metrics"} <= pages
 
 
+def test_every_variable_that_is_set_is_read_by_somebody():
+    names = set()
+    for path in DEPLOY.rglob("*"):
+        if path.is_file() and path.suffix in (".tpl", ".sh", ".sbatch", ".service", ".md"):
+            names |= set(re.findall(r"\b(?:FTCORE|CKPT|LIGHTHOUSE)_[A-Z_]+\b", path.read_text()))
+    own = {"LIGHTHOUSE_PORT", "LIGHTHOUSE_OPTIONS"}  # of the scripts and units themselves
+    code = "".join(
+        p.read_text() for d in ("ftcore", "lighthouse", "ckpt") for p in (ROOT / d).rglob("*.py")
+    )
+    unknown = {name for name in names - own if f'"{name}"' not in code}
+    assert not unknown and {"FTCORE_TLS_CA", "FTCORE_TOKEN_FILE", "CKPT_RUNTIME_DIR"} <= names
+
+
 # Slurm
 
 STAND_INS = {

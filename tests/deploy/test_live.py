@@ -175,6 +175,23 @@ def test_the_table_of_metrics_is_complete_and_true(stack):
     assert written == exported
 
 
+def test_nothing_is_left_running(tmp_path):
+    stack = Stack(tmp_path)
+    wait_for(lambda: list(tmp_path.glob("r2.pid")), "the groups")
+    pids = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
+    stack.stop()
+    wait_for(lambda: not any(map(is_running, pids)), "the end of all groups", limit_s=10)
+
+
+def is_running(pid):
+    """Whether it lives; what only waits for its parent to look does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_missing_program_is_named_with_its_remedy():
     env = {**os.environ, "PROMETHEUS": "prometheus-that-is-not-there"}
     done = subprocess.run(
