@@ -223,8 +223,10 @@ def _wanted_change(view: View, members: list[Seat], policy: Policy) -> StartChan
 
 
 def _asking(view: View, *, without: Iterable[str]) -> list[Seat]:
+    """Those who want a seat, sorted; not one that may still be training in the old quorum."""
     known = set(without)
     asking = (s for s in view.seats.values() if s.report.want is Want.SEAT)
+    asking = (s for s in asking if s.report.member.life not in view.unsure)
     return sorted((s for s in asking if s.replica_id not in known), key=lambda s: s.replica_id)
 
 
