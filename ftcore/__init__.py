@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOMES = {"ElasticSampler": "ftcore.data.sampler", "Manager": "ftcore.manager"}
+_HOMES = {
+    "ElasticSampler": "ftcore.data.sampler",
+    "Manager": "ftcore.manager",
+    "wrap": "ftcore.elastic",
+}
 
 if TYPE_CHECKING:
     from ftcore.data.sampler import ElasticSampler
+    from ftcore.elastic import wrap
     from ftcore.manager import Manager
 
-__all__ = ["ElasticSampler", "Manager"]
+__all__ = ["ElasticSampler", "Manager", "wrap"]
 
 
 def __getattr__(name: str) -> object:

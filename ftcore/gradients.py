@@ -30,18 +30,26 @@ class Gradients(Protocol):
         """The state changed: what was kept is worth nothing now."""
 
 
-class _Base:
+class Reducer:
+    """What all modes share: buckets, the loss beside them, errors as reasons."""
+
     def __init__(self, model: torch.nn.Module, group: Group, *, seed: int) -> None:
         # The loss travels as the gradient of one more parameter.
         device = next(model.parameters()).device
         self._loss = torch.zeros(1, device=device, requires_grad=True)
         named = [("ftcore.loss", self._loss), *model.named_parameters()]
         self._buckets = Buckets(named)
+        self._params = [param for _, param in named if param.requires_grad]
         self._group = group
         self._seed = seed
 
     def _mine(self, owner_of: Sequence[int]) -> list[int]:
         return [shard for shard, owner in enumerate(owner_of) if owner == self._group.rank()]
+
+    def _bring_nothing(self) -> None:
+        """A rank without a part in this step, such as a healing one, adds zeros."""
+        for param in self._params:
+            param.grad = torch.zeros_like(param)
 
     def _one(self, step: Step, index: int, count: int) -> Iterator[Shard]:
         """Hand out one shard with its own random numbers, then note its loss."""
@@ -56,7 +64,7 @@ class _Base:
     def reduce(self, step: Step, owner_of: Sequence[int]) -> str:
         began = time.perf_counter()
         try:
-            self._reduce(owner_of)
+            self._reduce(step, owner_of)
             self._group.settle()
         except GroupError as error:
             return str(error)
@@ -66,7 +74,7 @@ class _Base:
         self._loss.grad = None
         return ""
 
-    def _reduce(self, owner_of: Sequence[int]) -> None:
+    def _reduce(self, step: Step, owner_of: Sequence[int]) -> None:
         raise NotImplementedError
 
     def committed(self) -> None:
@@ -76,7 +84,7 @@ class _Base:
         self._buckets.clear()
 
 
-class ExactGradients(_Base):
+class ExactGradients(Reducer):
     """Each shard's gradients are kept until the step commits, and summed in shard order: the bits
     do not depend on who computed what, and a repeated step computes only what is missing."""
 
@@ -86,7 +94,7 @@ class ExactGradients(_Base):
                 with self._buckets.shard(index):
                     yield from self._one(step, index, len(owner_of))
 
-    def _reduce(self, owner_of: Sequence[int]) -> None:
+    def _reduce(self, step: Step, owner_of: Sequence[int]) -> None:
         self._buckets.reduce_exact(self._group, owner_of=owner_of, scale=1 / len(owner_of))
 
     def committed(self) -> None:
@@ -97,17 +105,19 @@ class ExactGradients(_Base):
         self._buckets.forget_shards()
 
 
-class FastGradients(_Base):
+class FastGradients(Reducer):
     """Gradients add up over this rank's shards as backward makes them, then one all-reduce per
     bucket, started while the last backward still runs."""
 
     def run(self, step: Step, owner_of: Sequence[int]) -> Iterator[Shard]:
         self._buckets.clear()
         mine = self._mine(owner_of)
+        if not mine:
+            self._bring_nothing()
         for index in mine:
             if index == mine[-1]:
                 self._buckets.arm(self._group, weight=1 / len(owner_of))
             yield from self._one(step, index, len(owner_of))
 
-    def _reduce(self, owner_of: Sequence[int]) -> None:
+    def _reduce(self, step: Step, owner_of: Sequence[int]) -> None:
         self._buckets.reduce_fast(self._group, weight=1 / len(owner_of))

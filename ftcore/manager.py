@@ -19,6 +19,7 @@ from ftcore.base.errors import BadSetting
 from ftcore.base.log import event
 from ftcore.crew import Crew
 from ftcore.data.sampler import ElasticSampler
+from ftcore.elastic import ElasticGradients
 from ftcore.errors import GroupStopped, NothingToReduce, StepNotIterated
 from ftcore.gradients import ExactGradients, FastGradients, Gradients
 from ftcore.heal import HealFailed, OfferRefused
@@ -35,6 +36,12 @@ from ftcore.wire.messages import show_id
 
 log = logging.getLogger("ftcore")
 
+_GRADIENTS: dict[str, Callable[..., Gradients]] = {
+    "exact": ExactGradients,
+    "fast": FastGradients,
+    "elastic": ElasticGradients,
+}
+
 
 class Manager:
     """Makes this process a rank of a replica group that survives the death of any other.
@@ -45,7 +52,8 @@ class Manager:
     data: whose position is committed with each step, healed and checkpointed; then `shard.samples`
         holds the ids of a shard's samples, and K may be left to it.
     mode: "exact" sums shards in shard order, so the weights are bit-identical to those of a run
-        without failures. "fast" uses ordinary all-reduce.
+        without failures. "fast" uses ordinary all-reduce. "elastic" is for loops that stay as
+        they are, see ftcore.wrap: each group brings its own batch.
     detect_within_s: how long a rank may be stopped before its group is given up.
     guard: looks at each step after its reduction and before the vote; what it returns, if anything,
         is why the step must not be committed. It is repeated then.
@@ -63,7 +71,7 @@ class Manager:
         *,
         shards: int | None = None,
         data: ElasticSampler | None = None,
-        mode: Literal["exact", "fast"] = "exact",
+        mode: Literal["exact", "fast", "elastic"] = "exact",
         seed: int = 0,
         lighthouse: str | None = None,
         replica_id: str | None = None,
@@ -77,6 +85,8 @@ class Manager:
         failed_steps_max: int = 10,
         guard: Callable[[Step], str] | None = None,
     ) -> None:
+        if shards is None and mode == "elastic":
+            shards = 1
         if shards is None:
             shards = data.ledger.shards if data is not None else 0
         if shards < 1:
@@ -86,8 +96,8 @@ class Manager:
             )
         if data is not None and data.ledger.shards != shards:
             raise BadSetting(f"shards is {shards}, but data has {data.ledger.shards}")
-        if mode not in ("exact", "fast"):
-            raise BadSetting(f"mode is {mode!r}, not 'exact' or 'fast'")
+        if mode not in _GRADIENTS:
+            raise BadSetting(f"mode is {mode!r}, not one of {', '.join(_GRADIENTS)}")
         if not any(p.requires_grad for p in model.parameters()):
             raise NothingToReduce("the model has no parameter that requires a gradient")
         self.place = find_place(
@@ -101,9 +111,7 @@ class Manager:
         )
         if data is not None:
             self.state.register("data", data.state_dict, data.load_state_dict)
-        self.gradients: Gradients = (ExactGradients if mode == "exact" else FastGradients)(
-            model, self.group, seed=seed
-        )
+        self.gradients: Gradients = _GRADIENTS[mode](model, self.group, seed=seed)
         self.crew = Crew(
             self.group,
             job=self.place.job,
@@ -233,8 +241,8 @@ class Manager:
                 seconds=self.crew.built_s,
             )
 
-    def settle(self, step: Step, reason: str) -> bool:
-        """Vote; return whether the step is committed, else wait until it may be repeated."""
+    def settle(self, step: Step, reason: str) -> None:
+        """Vote. If the step is not committed, wait until it may be repeated."""
         link = self._attached()
         began = time.perf_counter()
         verdict = link.vote(
@@ -248,12 +256,11 @@ class Manager:
         step.timed("vote_s", began)
         if verdict.is_committed:
             self._commit(step, verdict)
-            return True
+            return
         event(log, "step.failed", step=step.index, reason=verdict.reason)
         self.state.attempt_failed()
         step.grant = link.wait_grant(self.until)
         event(log, "step.repeated", step=step.index, quorum=show_id(step.quorum_id))
-        return False
 
     def _commit(self, step: Step, verdict: Verdict) -> None:
         step.is_committed = True

@@ -58,6 +58,7 @@ class Step:
     manager: Manager
     grant: Grant
     is_committed: bool = False
+    is_prepared: bool = False
     failures: list[str] = field(default_factory=list)
     loss: float = float("nan")
     times: Times = field(default_factory=Times)
@@ -74,17 +75,33 @@ class Step:
     def quorum_id(self) -> int:
         return self.grant.quorum.quorum_id
 
+    def prepare(self) -> None:
+        """Be in the step's quorum with its state. Done by the first iteration, if not before."""
+        while not self.is_prepared:
+            reason = self.manager.enter(self)
+            self.is_prepared = not reason
+            if reason:
+                self._fail(reason)
+
     def __iter__(self) -> Iterator[Shard]:
         manager = self.manager
         while True:
-            reason = manager.enter(self)
+            self.prepare()
+            owner_of = owners(self.grant.quorum, step=self.index, shards=manager.shards)
+            yield from manager.gradients.run(self, owner_of)
+            reason = manager.gradients.reduce(self, owner_of) or manager.objection(self)
             if not reason:
-                owner_of = owners(self.grant.quorum, step=self.index, shards=manager.shards)
-                yield from manager.gradients.run(self, owner_of)
-                reason = manager.gradients.reduce(self, owner_of) or manager.objection(self)
-            if manager.settle(self, reason):
-                return
-            self.failures.append(reason)
+                manager.settle(self, "")
+                if self.is_committed:
+                    return
+            self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        """Vote no, unless another rank has done so, and wait until the step may be repeated."""
+        if reason:
+            self.manager.settle(self, reason)
+        self.is_prepared = False
+        self.failures.append(reason)
 
     def samples_of(self, shard: int) -> list[int]:
         """The sample ids of one shard: a pure function of the committed position."""

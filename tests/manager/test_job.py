@@ -12,7 +12,7 @@ from tests.manager.jobs import Job, together
 @pytest.fixture(scope="module")
 def unfailed(tmp_path_factory):
     """The weights that 80 steps without a failure give."""
-    with Job(tmp_path_factory.mktemp("unfailed"), replicas_min=2) as job:
+    with Job(tmp_path_factory.mktemp("unfailed"), replicas_min=3) as job:
         shas = {group.finish() for group in job.start_all("r0", "r1", "r2")}
     (sha,) = shas
     return sha
@@ -52,6 +52,16 @@ def test_fast_mode_survives_too_and_all_groups_agree(tmp_path):
         r1.kill()
         again = job.start("r1")
         assert len({r0.finish(), r2.finish(), again.finish()}) == 1
+
+
+def test_a_loop_as_it_was_with_a_wrapped_optimizer_survives(tmp_path):
+    with Job(tmp_path, replicas_min=2, mode="elastic", step_time_s=0.05) as job:
+        r0, r1, r2 = job.start_all("r0", "r1", "r2")
+        together(r0, r1, r2)
+        r1.kill()
+        again = job.start("r1")
+        assert len({r0.finish(), r2.finish(), again.finish()}) == 1
+        assert again.said("heal.finished")
 
 
 def test_a_stopped_trainer_is_given_up_and_heals_when_it_goes_on(tmp_path, unfailed):

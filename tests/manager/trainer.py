@@ -6,6 +6,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+import ftcore
 from ftcore import Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.worker import sha256
@@ -33,6 +34,8 @@ def train(config, events):
         torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(width, 1)
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if config.get("mode") == "elastic":
+        return train_as_it_was(model, optimizer, config, events)
     options = dict(config.get("options", {}))
     if reason := options.pop("guard", ""):
         options["guard"] = lambda step: reason
@@ -61,4 +64,24 @@ def train(config, events):
             optimizer.step()
             time.sleep(config.get("step_time_s", 0.0))
         events.say("ended_loop", committed=manager.state.committed, why=manager.drained_because)
+    return sha256(model.parameters())
+
+
+def train_as_it_was(model, optimizer, config, events):
+    """The plain loop, with nothing but its optimizer wrapped."""
+    optimizer = ftcore.wrap(
+        model,
+        optimizer,
+        steps=config["steps"],
+        lighthouse=config["lighthouse"],
+        replica_id=config["replica_id"],
+    )
+    while not optimizer.is_done:
+        optimizer.zero_grad()
+        events.say("shard", step=optimizer.index)
+        inputs = torch.randn(4, 8)
+        F.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
+        optimizer.step()
+        time.sleep(config.get("step_time_s", 0.0))
+    optimizer.manager.close()
     return sha256(model.parameters())
