@@ -82,6 +82,7 @@ class JobCore:
         journal says that there was no quorum before."""
         self.job = job
         self.policy = policy
+        self.defers = False  # True: what arrives is noted, and decided when `poll` is called
         self.standing = recorded
         self.last_id = max(first_id - 1, recorded.quorum_id if recorded else 0)
         self.seats: dict[str, Seat] = {}
@@ -112,7 +113,7 @@ class JobCore:
         seat = self.seats.get(member.replica_id)
         if seat and seat.report.member.incarnation != member.incarnation and seat.closed_at == inf:
             self._rivals[member.replica_id] = hello  # whoever is heard next is the living one
-            return self.poll(now)
+            return self._settle(now)
         self._settings = dict(hello.settings)
         self._learn(hello.standing)
         return self._sit(hello.report, now)
@@ -121,21 +122,21 @@ class JobCore:
         """Everything a group knows; older ones than the newest are ignored."""
         replica_id = report.member.replica_id
         if self._buried.get(replica_id) == report.member.incarnation:
-            return self.poll(now)
+            return self._settle(now)
         rival = self._rivals.get(replica_id)
         if rival and rival.report.member.life == report.member.life:
             self._rivals[replica_id] = replace(rival, report=report)
-            return self.poll(now)
+            return self._settle(now)
         seat = self.seats.get(replica_id)
         if seat is None:
             return self._sit(report, now)  # silent for so long that it had lost its seat
         if seat.report.member.incarnation != report.member.incarnation:
             self._refuse_rival(report.member)
-            return self.poll(now)
+            return self._settle(now)
         if rival:
             self._refuse_rival(self._rivals.pop(replica_id).report.member)
         if report.number < seat.report.number:
-            return self.poll(now)
+            return self._settle(now)
         if now < self._wake_at and self._says_nothing_new(seat, report):
             self.seats[replica_id] = replace(seat, report=report, heard_at=now)
             return Turn(wake_at=self._wake_at)
@@ -161,7 +162,7 @@ class JobCore:
             del self._rivals[life[0]]
         if seat and seat.report.member.life == life:
             self.seats[life[0]] = replace(seat, closed_at=now)
-        return self.poll(now)
+        return self._settle(now)
 
     def drain(self, replica_id: str, reason: str, now: float) -> Turn:
         """An operator wants this group out in good order."""
@@ -198,6 +199,14 @@ class JobCore:
                 case Quorum():
                     self._issue(decision, now)
 
+    def _settle(self, now: float) -> Turn:
+        """Decide, or leave it to the next `poll` so that many messages cost one decision."""
+        if not self.defers:
+            return self.poll(now)
+        turn = Turn(orders=tuple(self._orders), facts=tuple(self._facts), wake_at=now)
+        self._orders, self._facts = [], []
+        return turn
+
     def view(self) -> View:
         return View(
             seats=self.seats,
@@ -222,14 +231,14 @@ class JobCore:
             self.seats.pop(member.replica_id, None)
             self._buried[member.replica_id] = member.incarnation
             self._lose(member.life, report.reason, now, unsure=False)
-            return self.poll(now)
+            return self._settle(now)
         asked_before = before is not None and before.report.want is Want.SEAT
         asked_at = before.asked_at if before and asked_before else now
         self.seats[member.replica_id] = Seat(
             report=report, heard_at=now, asked_at=asked_at if report.want is Want.SEAT else inf
         )
         self._remind(report)
-        return self.poll(now)
+        return self._settle(now)
 
     def _forget_older_lives(self, report: Report, now: float) -> None:
         """A new life, or a group that let go of the quorum, proves that no old one trains."""

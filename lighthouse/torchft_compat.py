@@ -75,7 +75,8 @@ class TorchftService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     async def leading(self, tenure: Writer) -> AsyncIterator[TorchftCore]:
         """Answer calls ourselves inside the `with`. Who still waits at its end asks the next."""
         previous = parse_record(tenure.records.get(JOB))
-        self.core = TorchftCore(self.policy, term=tenure.term, previous=previous)
+        now = self._clock()
+        self.core = TorchftCore(self.policy, term=tenure.term, previous=previous, now=now)
         self._tenure, self._durable_id = tenure, previous.quorum_id if previous else 0
         try:
             yield self.core

@@ -111,12 +111,19 @@ class TorchftCore:
     """Remembers who asked and who is alive, in one term of one lighthouse."""
 
     def __init__(
-        self, policy: TorchftPolicy, *, term: int, previous: TorchftQuorum | None = None
+        self,
+        policy: TorchftPolicy,
+        *,
+        term: int,
+        previous: TorchftQuorum | None = None,
+        now: float = 0.0,
     ) -> None:
         self.policy, self.term, self.previous = policy, term, previous
-        self.wake_at = inf
         self.asks: dict[str, Ask] = {}
-        self.expiries: dict[str, float] = {}
+        # Nobody may go on alone because the others have not found the new leader yet.
+        known = previous.replica_ids if previous else ()
+        self.expiries = dict.fromkeys(known, now + policy.heartbeat_timeout_s)
+        self.wake_at = min(self.expiries.values(), default=inf)
         self._join_deadline = inf
         self._previous_ids = frozenset(previous.replica_ids if previous else ())
         self._not_back = set(self._previous_ids)

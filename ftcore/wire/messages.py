@@ -58,6 +58,11 @@ class Quorum:
     from_step: int
     members: tuple[Member, ...]
     healing: frozenset[str] = frozenset()
+    _lives: frozenset[tuple[str, int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Looked at for each report of each member, so made once."""
+        object.__setattr__(self, "_lives", frozenset(m.life for m in self.members))
 
     @property
     def replica_ids(self) -> tuple[str, ...]:
@@ -65,7 +70,7 @@ class Quorum:
 
     @property
     def lives(self) -> frozenset[tuple[str, int]]:
-        return frozenset(m.life for m in self.members)
+        return self._lives
 
     @property
     def sources(self) -> tuple[Member, ...]:

@@ -82,6 +82,12 @@ def test_a_new_term_begins_above_all_ids_of_the_old_one():
     assert ask(core("ab", term=2), "a", "b").quorum_id == (2 << 32) + 1
 
 
+def test_a_new_leader_lets_nobody_go_on_alone_before_the_others_could_find_it():
+    lighthouse = core("ab", term=2)
+    assert ask(lighthouse, "a", now=0.1) is None
+    assert ask(lighthouse, "b", now=0.2).replica_ids == ("a", "b")
+
+
 def test_a_shrinking_group_keeps_newcomers_out_and_they_are_served_later():
     lighthouse = core("ab")
     lighthouse.ask(member("c"), 0)

@@ -99,7 +99,7 @@ def main():
     results = {}
     if options.only in ("", "asks"):
         for count in (2, 16, 64) if options.quick else (2, 16, 64, 256, 1024):
-            results[f"asks {count}"] = asks(count, 30 if count < 256 else 8)
+            results[f"asks {count}"] = asks(count, 30 if count < 256 else 6)
             show(f"asks {count}", results)
     if options.only in ("", "churn"):
         results["churn"] = churn(5_000 if options.quick else 100_000)
