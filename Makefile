@@ -21,10 +21,11 @@ lint: venv
 
 test: venv lint
 	sh tests/system_packages.sh
+	sh tests/deploy/install.sh .deploy-tools || echo "tests/deploy is skipped in part"
 	$(PY) -m pytest
 
 bench: venv
 	$(PY) -m tests.bench
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .deploy-tools

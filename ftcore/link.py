@@ -120,13 +120,24 @@ class Link:
         self._send(pb.FromRank(ready=pb.Ready(until=until)))
         return _grant(self._receive(self._asks).go)
 
-    def vote(self, grant: Grant, *, is_ok: bool, reason: str, until: int) -> Verdict:
-        """Vote on a step; return what all ranks together decided.
+    def vote(
+        self,
+        grant: Grant,
+        *,
+        is_ok: bool,
+        reason: str,
+        until: int,
+        group_s: float = 0.0,
+        heal_s: float = 0.0,
+    ) -> Verdict:
+        """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`: how long
+        this rank took to build the process group and to heal.
 
         A rank that is its whole group knows what a yes will lead to. While it may run on, it does
         not wait for the answer, but for that to the vote before.
         """
         vote = pb.Vote(step=grant.step, is_ok=is_ok, reason=reason[:4000], until=until)
+        vote.group_s, vote.heal_s = group_s, heal_s
         self._send(pb.FromRank(vote=vote))
         self._unanswered += 1
         while self._unanswered > 1:

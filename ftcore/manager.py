@@ -248,7 +248,14 @@ class Manager:
         """Vote. If the step is not committed, wait until it may be repeated."""
         link = self._attached()
         began = time.perf_counter()
-        verdict = link.vote(step.grant, is_ok=not reason, reason=reason, until=self.until)
+        verdict = link.vote(
+            step.grant,
+            is_ok=not reason,
+            reason=reason,
+            until=self.until,
+            group_s=step.times.group_s,
+            heal_s=step.times.heal_s if step.grant.must_heal else 0.0,
+        )
         step.timed("vote_s", began)
         if verdict.is_committed:
             self._commit(step, verdict)

@@ -14,6 +14,7 @@ from lighthouse.core import Record
 from lighthouse.election import Tenure
 from lighthouse.errors import Deposed
 from lighthouse.lease import LeaseLost, LeaseUnreachable
+from lighthouse.status import JsonDict
 
 log = logging.getLogger("lighthouse")
 PREFIX = "quorum/"
@@ -52,3 +53,9 @@ class LeaseRecords:
                 event(log, "record.delayed", level=logging.WARNING, why=str(error))
                 await asyncio.sleep(RETRY_S)
         raise Deposed(f"term {self.term} has ended", term=self.term)
+
+    def note(self, job: str, interruption: JsonDict) -> None:
+        """Not kept: a lease holds a few kilobytes."""
+
+    def noted(self, job: str) -> list[JsonDict]:
+        return []

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
+from lighthouse.goodput_metrics import goodput_metrics
 from lighthouse.host import Host
 from lighthouse.quorum import Hold, Waiting
 from lighthouse.server import Job
 from lighthouse.status import group_state
-from lighthouse.times import BOUNDS_S, Phase
 
 
 class LighthouseCollector(Collector):
@@ -37,9 +36,8 @@ class LighthouseCollector(Collector):
         yield won
         jobs = lighthouse.jobs if lighthouse else {}
         yield from _jobs(jobs)
-        yield from _progress(jobs)
         yield from _groups(jobs)
-        yield _recovery(jobs)
+        yield from goodput_metrics({name: job.book for name, job in jobs.items()}, time.monotonic())
 
 
 def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
@@ -56,9 +54,6 @@ def _jobs(jobs: dict[str, Job]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         "ft_lighthouse_waiting", "1 for what a job waits for.", labels=["job", "reason"]
     )
-    waited = GaugeMetricFamily(
-        "ft_lighthouse_waiting_seconds", "How long it has waited so far.", labels=["job"]
-    )
     events = CounterMetricFamily(
         "ft_lighthouse_events", "Things that happened.", labels=["job", "event"]
     )
@@ -68,29 +63,9 @@ def _jobs(jobs: dict[str, Job]) -> Iterator[Metric]:
         members.add_metric([name], len(standing.members) if standing else 0)
         if isinstance(job.decision, Waiting) and job.decision.hold is not Hold.STANDING:
             waiting.add_metric([name, job.decision.hold.name.lower()], 1)
-        waited.add_metric([name], job.times.waiting_s(time.monotonic()))
         for what, count in job.counts.items():
             events.add_metric([name, what], count)
-    yield from (number, members, waiting, waited, events)
-
-
-def _progress(jobs: dict[str, Job]) -> Iterator[Metric]:
-    committed = CounterMetricFamily(
-        "ft_lighthouse_steps_committed", "Steps committed while this one led.", labels=["job"]
-    )
-    repeated = CounterMetricFamily(
-        "ft_lighthouse_steps_repeated", "Failed steps, which are repeated.", labels=["job"]
-    )
-    goodput = GaugeMetricFamily(
-        "ft_lighthouse_goodput_ratio",
-        "Share of the time since the first quorum in which one stood (ETTR).",
-        labels=["job"],
-    )
-    for name, job in jobs.items():
-        committed.add_metric([name], job.times.steps_committed)
-        repeated.add_metric([name], job.times.steps_repeated)
-        goodput.add_metric([name], job.times.goodput(time.monotonic()))
-    yield from (committed, repeated, goodput)
+    yield from (number, members, waiting, events)
 
 
 def _groups(jobs: dict[str, Job]) -> Iterator[Metric]:
@@ -111,18 +86,3 @@ def _groups(jobs: dict[str, Job]) -> Iterator[Metric]:
             age.add_metric([name, replica_id], max(0.0, now - seat.heard_at))
             state.add_metric([name, replica_id, group_state(job.core, seat)], 1)
     yield from (committed, age, state)
-
-
-def _recovery(jobs: dict[str, Job]) -> Metric:
-    family = HistogramMetricFamily(
-        "ft_lighthouse_recovery_seconds",
-        "Parts of a recovery: noticed, quorum, first_step.",
-        labels=["job", "phase"],
-    )
-    for name, job in jobs.items():
-        for phase in Phase:
-            counts, total_s = job.times.histogram(phase)
-            bounds = [*(str(b) for b in BOUNDS_S), "+Inf"]
-            buckets = list(zip(bounds, counts, strict=True))
-            family.add_metric([name, phase.value], buckets, total_s)
-    return family

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Protocol
@@ -15,6 +16,9 @@ from ftcore.wire.ftcore_pb2 import Quorum as QuorumPb
 from ftcore.wire.messages import Quorum
 from lighthouse.core import Record
 from lighthouse.errors import JournalBroken, JournalUnwritable
+from lighthouse.status import JsonDict
+
+NOTES_MAX = 200  # interruptions of one job
 
 
 class Records(Protocol):
@@ -34,6 +38,12 @@ class Records(Protocol):
 
     async def write(self, record: Record) -> None:
         """Return once the record is durable; raise Deposed when another lighthouse leads."""
+
+    def note(self, job: str, interruption: JsonDict) -> None:
+        """Keep an interruption for people. It may be lost in a crash, and old ones are dropped."""
+
+    def noted(self, job: str) -> list[JsonDict]:
+        """The interruptions kept from earlier lives of this lighthouse, oldest first."""
 
 
 class MemoryRecords:
@@ -55,6 +65,12 @@ class MemoryRecords:
     async def write(self, record: Record) -> None:
         self._newest[record.job] = record.quorum
 
+    def note(self, job: str, interruption: JsonDict) -> None:
+        """Not kept: nothing is."""
+
+    def noted(self, job: str) -> list[JsonDict]:
+        return []
+
 
 class JournalRecords:
     """An append-only file of JSON lines, synced at each line, rewritten short at each start."""
@@ -65,6 +81,7 @@ class JournalRecords:
         self._path = path
         self.term = 0
         self._newest: dict[str, Quorum] = {}
+        self._notes: dict[str, deque[JsonDict]] = {}
         self._load()
         self.term += 1
         self._file = self._rewrite()
@@ -83,6 +100,16 @@ class JournalRecords:
             _sync(self._file)
         except OSError as error:
             raise _unwritable(self._path, error) from error
+
+    def note(self, job: str, interruption: JsonDict) -> None:
+        try:
+            self._file.write(_note_line(job, interruption))
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+    def noted(self, job: str) -> list[JsonDict]:
+        return list(self._notes.get(job, ()))
 
     def close(self) -> None:
         self._file.close()
@@ -107,6 +134,9 @@ class JournalRecords:
     def _take(self, line: dict[str, object]) -> None:
         if "term" in line:
             self.term = max(self.term, int(str(line["term"])))
+        if "interruption" in line:
+            notes = self._notes.setdefault(str(line["of"]), deque(maxlen=NOTES_MAX))
+            notes.append(dict(line["interruption"]))  # type: ignore[call-overload]
         if "job" in line:
             quorum = quorum_from_pb(QuorumPb.FromString(bytes.fromhex(str(line["quorum"]))))
             self._newest[str(line["job"])] = quorum
@@ -119,6 +149,8 @@ class JournalRecords:
                 file.write(json.dumps({"term": self.term}) + "\n")
                 for job, quorum in self._newest.items():
                     file.write(_quorum_line(job, quorum))
+                for job, notes in self._notes.items():
+                    file.writelines(_note_line(job, note) for note in notes)
                 _sync(file)
             temporary.replace(self._path)
             return self._path.open("a")
@@ -131,6 +163,10 @@ def _quorum_line(job: str, quorum: Quorum) -> str:
     data = quorum_to_pb(quorum).SerializeToString().hex()
     facts = {"from_step": quorum.from_step, "members": list(quorum.replica_ids)}
     return json.dumps({"job": job, **facts, "quorum": data}) + "\n"
+
+
+def _note_line(job: str, interruption: JsonDict) -> str:
+    return json.dumps({"of": job, "interruption": interruption}) + "\n"
 
 
 def _sync(file: IO[str]) -> None:

@@ -25,10 +25,11 @@ from ftcore.wire.messages import (
 )
 from lighthouse.core import Fact, JobCore, Life, Turn
 from lighthouse.errors import StreamRefused
-from lighthouse.quorum import Decision, Hold, Policy, Waiting
+from lighthouse.goodput import Goodput, Interruption, sentence, summary
+from lighthouse.quorum import Decision, Policy
 from lighthouse.records import Records
 from lighthouse.status import JsonDict, job_status
-from lighthouse.times import JobTimes
+from lighthouse.trace import trace_interruption
 
 log = logging.getLogger("lighthouse")
 
@@ -66,7 +67,7 @@ class Job:
         self.decision: Decision | None = None
         self.facts: deque[Fact] = deque(maxlen=FACTS_MAX)
         self.counts: dict[str, int] = {}
-        self.times = JobTimes()
+        self.book = Goodput()
         self._timeline: deque[JsonDict] = deque(maxlen=FACTS_MAX)
         self._heard_at: dict[str, float] = {}
         self._records = records
@@ -85,18 +86,21 @@ class Job:
         self._outboxes[life] = outbox
         every_s = self.core.policy.heartbeat_timeout_s / 4
         outbox.put(encode_order(Attached(report_every_s=every_s)))
-        self.take(self.core.hello(hello, self._clock()))
+        now = self._clock()
+        self._heard_at[life[0]] = now
+        self.book.hello(hello.report, hello.standing, now)
+        self.take(self.core.hello(hello, now))
 
     def detach(self, life: Life, outbox: Outbox) -> None:
         if self._outboxes.get(life) is outbox:
             del self._outboxes[life]
-            self.take(self.core.closed(life, self._clock()))
+            self._heard_at[life[0]] = now = self._clock()
+            self.take(self.core.closed(life, now))
 
     def take(self, turn: Turn) -> None:
         """Carry out a turn: at once if nothing has to be durable first, else in its order."""
         if turn.decision is not None:
             self.decision = turn.decision
-            self.times.stands(_is_standing(turn.decision), self._clock())
         for fact in turn.facts:
             self._note(fact)
         self._set_timer(turn.wake_at)
@@ -159,26 +163,40 @@ class Job:
                 "quorum": quorum,
             }
         )
-        self._keep_times(fact)
-
-    def _keep_times(self, fact: Fact) -> None:
-        match fact.what:
-            case "member.lost":
-                self.times.lost(heard_at=self._heard_at.pop(fact.about, None), now=fact.at)
-            case "quorum.issued":
-                self.times.issued(fact.at)
-            case "change.started" if fact.detail.startswith("a step failed"):
-                self.times.step_failed()
+        ended = self.book.told(fact, self.core.standing, self._heard_at.get(fact.about))
+        if ended is not None:
+            self._note_interruption(ended)
 
     def history(self) -> list[JsonDict]:
         """What happened, oldest first, by the wall clock."""
         return list(self._timeline)
 
+    def interruptions(self) -> list[JsonDict]:
+        """Each time that training stopped and what it cost, oldest first, by the wall clock."""
+        return [*self._records.noted(self.core.job), *map(self._shown, self.book.records)]
+
+    def _shown(self, record: Interruption) -> JsonDict:
+        return record.to_json(wall_offset_s=time.time() - self._clock())
+
+    def _note_interruption(self, record: Interruption) -> None:
+        self._records.note(self.core.job, self._shown(record))
+        offset_s = time.time() - self._clock()
+        trace_interruption(record, job=self.core.job, wall_offset_s=offset_s)
+        what = Fact(
+            at=self._clock(),
+            what="interruption.ended",
+            about=", ".join(record.who) or "the job",
+            detail=sentence(record),
+            quorum_id=record.quorum_id,
+        )
+        self._note(what)
+
     def heard(self, report: Report) -> None:
         """A report came in."""
         now = self._clock()
         self._heard_at[report.member.replica_id] = now
-        self.times.committed(report.committed, now)
+        if (ended := self.book.heard(report, now)) is not None:
+            self._note_interruption(ended)
         self.take(self.core.report(report, now))
 
     def knows(self, replica_id: str) -> bool:
@@ -289,7 +307,7 @@ class Lighthouse:
     def status(self) -> JsonDict:
         now = self._clock()
         jobs: Mapping[str, JsonDict] = {
-            name: job_status(job.core, job.decision, now) | job.times.summary(now)
+            name: job_status(job.core, job.decision, now) | summary(job.book, now)
             for name, job in sorted(self.jobs.items())
         }
         return {"term": self.records.term, "jobs": jobs}
@@ -297,10 +315,6 @@ class Lighthouse:
     def close(self) -> None:
         for job in self.jobs.values():
             job.close()
-
-
-def _is_standing(decision: Decision) -> bool:
-    return isinstance(decision, Waiting) and decision.hold is Hold.STANDING
 
 
 async def _write_all(outbox: Outbox, write: Callable[[bytes], Awaitable[None]]) -> None:

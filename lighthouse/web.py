@@ -46,6 +46,13 @@ class Pages:
     async def healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
+    async def readyz(self, _: web.Request) -> web.Response:
+        """200 when managers can come here: it leads, or can say who does."""
+        ready = self._host.lighthouse is not None or self._host.holder is not None
+        return web.Response(
+            status=200 if ready else 503, text="ready\n" if ready else "no lighthouse leads\n"
+        )
+
     async def leaderz(self, _: web.Request) -> web.Response:
         """200 on the leader only, for load balancers that must not use a follower."""
         leads = self._host.lighthouse is not None
@@ -66,6 +73,12 @@ class Pages:
         return web.json_response(
             {name: job.history() for name, job in jobs.items() if wanted in (None, name)}
         )
+
+    async def interruptions(self, _: web.Request) -> web.Response:
+        """Each time that training stopped, as a record with its phases and its cost."""
+        lighthouse = self._host.lighthouse
+        jobs = lighthouse.jobs if lighthouse else {}
+        return web.json_response({name: job.interruptions() for name, job in jobs.items()})
 
     async def config(self, _: web.Request) -> web.Response:
         return web.json_response(host_config(self._host))
@@ -203,9 +216,11 @@ def make_app(host: Host) -> web.Application:
     gets: dict[str, Handler] = {
         "/": pages.page,
         "/healthz": pages.healthz,
+        "/readyz": pages.readyz,
         "/leaderz": pages.leaderz,
         "/status": pages.status,
         "/history": pages.history,
+        "/interruptions": pages.interruptions,
         "/config": pages.config,
         "/metrics": pages.metrics,
         "/events": pages.events,

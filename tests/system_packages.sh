@@ -5,6 +5,10 @@ set -eu
 packages=""
 need() { command -v "$1" >/dev/null 2>&1 || packages="$packages $2"; }
 # need COMMAND PACKAGE
+need promtool prometheus
+need shellcheck shellcheck
+need systemd-analyze systemd
+need npm npm
 need etcd etcd-server
 need chromium chromium
 [ -z "$packages" ] && exit 0

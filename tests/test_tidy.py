@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "ftcore.control": {"ftcore.base", "ftcore.wire"},
     "ftcore": {"ftcore", "torch", "numpy", "grpc", "click", "xxhash", "matplotlib"},
     "lighthouse": {"lighthouse", "ftcore.base", "ftcore.wire", "grpc", "aiohttp", "click", "google"}
-    | {"prometheus_client"},
+    | {"prometheus_client", "opentelemetry"},
     "ckpt": {"ckpt", "ftcore.base", "ftcore.statedict", "torch", "numpy", "fsspec", "s3fs"}
     | {"botocore", "obstore", "click", "xxhash", "aiohttp", "prometheus_client"},
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
@@ -23,9 +23,10 @@ MAY_IMPORT = {
 PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py"}
 PURE |= {f"ftcore/data/{name}.py" for name in ("order", "ledger", "seeds")}
 PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
-PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/times.py", "lighthouse/lease/candidate.py"}
+PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/lease/candidate.py"}
 PURE |= {f"ckpt/{name}.py" for name in ("plan", "boxes", "manifest", "assemble", "reading")}
 PURE |= {"ckpt/retention.py"}
+PURE |= {"lighthouse/goodput.py", "lighthouse/histogram.py"}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}
 LINES_MAX, FUNCTION_LINES_MAX = 450, 70

@@ -63,6 +63,7 @@ class MemberCore:
         self._prepare: Prepare | None = None
         self._limit: float = inf
         self._is_broken = False  # a member of `quorum` is lost: it cannot finish another step
+        self._timed_id, self._group_s, self._heal_s = 0, 0.0, 0.0
 
     # What the ranks do
 
@@ -106,6 +107,16 @@ class MemberCore:
         self.committed = self.running.step
         self.lineage = lineage
         self._healed_id = self.running.quorum.quorum_id
+
+    def timed(self, *, group_s: float, heal_s: float) -> None:
+        """A rank says how long entering the running quorum took. Only its first step counts."""
+        assert self.running is not None
+        quorum_id = self.running.quorum.quorum_id
+        if self.lineage == quorum_id:
+            return
+        if self._timed_id != quorum_id:
+            self._timed_id, self._group_s, self._heal_s = quorum_id, 0.0, 0.0
+        self._group_s, self._heal_s = max(self._group_s, group_s), max(self._heal_s, heal_s)
 
     def finish(self, *, is_committed: bool, reason: str = "") -> None:
         """The running step ended on all ranks. They may run the next one already: `running`."""
@@ -206,7 +217,7 @@ class MemberCore:
         return self.report() if self._facts() != old else None
 
     def _facts(self) -> Report:
-        prepare = self._prepare
+        prepare, has_times = self._prepare, self.lineage == self._timed_id
         has_promised = prepare is not None and not (prepare.is_broken and self.running)
         return Report(
             member=self.member,
@@ -221,6 +232,8 @@ class MemberCore:
             failed_id=self._failed_id,
             want=self.want,
             reason=self.reason,
+            group_s=self._group_s if has_times else 0.0,
+            heal_s=self._heal_s if has_times else 0.0,
         )
 
     @property

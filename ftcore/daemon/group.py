@@ -161,11 +161,14 @@ class Group:
     def _on_vote(self, rank: int, vote: pb.Vote) -> None:
         core = self._running_core()
         self._set_until(vote.until)
+        if core.running is not None:
+            core.timed(group_s=vote.group_s, heal_s=vote.heal_s)
         if not self._votes.say(rank, "" if vote.is_ok else vote.reason or "failed"):
             return
         reason = self._votes.reason
         self._votes.clear()
         self._healed.clear()
+        lineage = core.lineage
         core.finish(is_committed=not reason, reason=reason)
         decision = pb.Decision(step=vote.step, is_committed=not reason, reason=reason)
         if reason:
@@ -174,7 +177,7 @@ class Group:
             self.failed_steps = 0
             self._allow_next(core, decision)
         self._reply(pb.ToRank(decision=decision))
-        if reason or core.want is Want.GONE or core.running is None:
+        if reason or core.want is Want.GONE or core.running is None or core.lineage != lineage:
             self.poke()
         self._end_if_dismissed()
 

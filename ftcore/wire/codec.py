@@ -30,6 +30,7 @@ TEXT_CHARS_MAX = 4096
 ADDRESSES_MAX = 4096
 SETTINGS_MAX = 64
 NUMBER_MAX = 2**63 - 1
+SECONDS_MAX = 1e9
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -192,6 +193,8 @@ def _report_to_pb(report: Report) -> pb.Report:
         failed_id=report.failed_id,
         want=report.want.name,
         reason=report.reason[:TEXT_CHARS_MAX],
+        group_s=report.group_s,
+        heal_s=report.heal_s,
     )
 
 
@@ -211,6 +214,8 @@ def _report_from_pb(message: pb.Report, member: Member) -> Report:
         failed_id=_number(message.failed_id),
         want=Want(message.want),
         reason=message.reason[:TEXT_CHARS_MAX],
+        group_s=_seconds(message.group_s),
+        heal_s=_seconds(message.heal_s),
     )
 
 
@@ -236,6 +241,12 @@ def _parse(kind: type[M], data: bytes) -> M:
         return kind.FromString(data)
     except DecodeError as error:
         raise BadMessage(f"{len(data)} bytes are no {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def _seconds(value: float) -> float:
+    if not 0 <= value <= SECONDS_MAX:  # not a number, too
+        raise BadMessage(f"{value} seconds are out of range")
+    return value
 
 
 def _name(text: str, what: str) -> str:

@@ -42,7 +42,7 @@ class Quorum(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason")
+    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class Report(_message.Message):
     FAILED_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    GROUP_S_FIELD_NUMBER: _ClassVar[int]
+    HEAL_S_FIELD_NUMBER: _ClassVar[int]
     number: int
     quorum_id: int
     left_id: int
@@ -65,7 +67,9 @@ class Report(_message.Message):
     failed_id: int
     want: Want
     reason: str
-    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    group_s: float
+    heal_s: float
+    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "member", "report", "settings", "standing")
@@ -202,18 +206,22 @@ class Ready(_message.Message):
     def __init__(self, until: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("step", "is_ok", "reason", "until", "is_torn")
+    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s")
     STEP_FIELD_NUMBER: _ClassVar[int]
     IS_OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     IS_TORN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_S_FIELD_NUMBER: _ClassVar[int]
+    HEAL_S_FIELD_NUMBER: _ClassVar[int]
     step: int
     is_ok: bool
     reason: str
     until: int
     is_torn: bool
-    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ...) -> None: ...
+    group_s: float
+    heal_s: float
+    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ...) -> None: ...
 
 class Healed(_message.Message):
     __slots__ = ("lineage",)

@@ -99,6 +99,8 @@ class Report:
     quorum_id: the newest quorum it has received. left_id: the newest quorum that it has let go of
         after it was counted as lost: it will not finish a step of that quorum.
     failed_id: the quorum under which its last step failed, or 0.
+    group_s, heal_s: how long the slowest rank took, before its first step under its quorum, to
+        build process groups and to copy the state.
     """
 
     member: Member
@@ -113,6 +115,8 @@ class Report:
     failed_id: int = 0
     want: Want = Want.NOTHING
     reason: str = ""
+    group_s: float = 0.0
+    heal_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
