@@ -91,6 +91,7 @@ class JobCore:
         self._change: Change | None = None
         self._settings: dict[str, str] = {}
         self._rivals: dict[str, Hello] = {}
+        self._left_at: dict[Life, int] = {}  # steps that the last one to go had committed
         self._buried: dict[str, int] = {}  # replica_id -> incarnation that said it is gone
         self._drains: dict[str, str] = {}
         learn_s = max(policy.learn_timeout_s, policy.heartbeat_timeout_s)
@@ -230,6 +231,7 @@ class JobCore:
         if report.want is Want.GONE:
             self.seats.pop(member.replica_id, None)
             self._buried[member.replica_id] = member.incarnation
+            self._left_at = {member.life: report.committed}
             self._lose(member.life, report.reason, now, unsure=False)
             return self._settle(now)
         asked_before = before is not None and before.report.want is Want.SEAT
@@ -328,15 +330,21 @@ class JobCore:
         """Count a member as lost and tell all others; `unsure` when it may still be training."""
         if self.standing is None:
             return
-        if life in self._dismissed:  # it may be needed for steps before the boundary
+        if life in self._dismissed:
             self._dismissed -= {life}
-            self._announce_lost(life, reason)
+            if not self._has_passed(life):  # it is needed for steps before the boundary
+                self._announce_lost(life, reason)
         if life not in self.standing.lives:
             return
         if life not in self._lost:
             self._note(now, "member.lost", life[0], reason)
             self._announce_lost(life, reason)
         self._lost[life] = unsure and self._lost.get(life, True)
+
+    def _has_passed(self, life: Life) -> bool:
+        """Whether a dismissed member has committed all steps that it was still needed for."""
+        assert self.standing is not None
+        return self._left_at.get(life, -1) >= self.standing.from_step
 
     def _announce_lost(self, life: Life, reason: str) -> None:
         order = self._lost_order(life, reason)
