@@ -65,6 +65,7 @@ class Group:
     may_run: int = -1  # how far the ranks know they may go by themselves
     failures: int = 0
     has_said_no: bool = False
+    votes: int = 0  # on the way to the manager
     aborted: set[int] = field(default_factory=set)
     token: int = 0  # grows when the ranks' step ends: late events of it are ignored
 
@@ -343,6 +344,8 @@ class World:
     def try_start(self, group: Group) -> None:
         if not group.is_up or group.core.running is not None or group.running is not None:
             return
+        if group.votes:
+            return  # ranks say that they are ready only when all their votes are answered
         go = group.core.try_start()
         if go:
             self.trace(group.life, "starts", go.step, show_id(go.quorum.quorum_id), go.must_heal)
@@ -440,6 +443,7 @@ class World:
         group.token += 1
         group.running = None
         self.commits.setdefault(go.step, []).append((go.quorum, group, state.digest))
+        group.votes += 1
         self.at(VOTE_S, self.vote_arrives, group, "")
         if state.committed <= group.may_run:  # no need to wait for the answer
             self.begin(group, replace(go, step=state.committed, must_heal=False))
@@ -452,6 +456,7 @@ class World:
             self.at(group.paused_until - self.now, self.vote_arrives, group, reason)
             return
         core = group.core
+        group.votes -= 1
         group.has_said_no = group.has_said_no and not reason
         core.finish(is_committed=not reason, reason=reason)
         self.say_news(group)
@@ -495,6 +500,7 @@ class World:
         group.failures += 1
         group.has_said_no = True
         self.arrived.setdefault((go.quorum.quorum_id, go.step), {}).pop(group.life[0], None)
+        group.votes += 1
         self.at(VOTE_S, self.vote_arrives, group, reason)
 
     def die(self, group: Group, *, says_so: bool) -> None:
@@ -593,7 +599,7 @@ class World:
             if group is None or not group.is_up:
                 self.start_group(name)
             else:
-                group.deaf_until = group.paused_until = self.now
+                group.deaf_until = self.now  # a pause ends by itself
                 if group.core.want is Want.LEAVE:
                     self.at(0.0, self.drained, group)
         if not self.leader.is_up and not self._server_is_coming():
