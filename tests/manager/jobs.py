@@ -7,6 +7,7 @@ import queue
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ftcore.demo.processes import Lighthouse
@@ -95,7 +96,7 @@ class Job:
 
     def __exit__(self, *exc):
         for group in self.groups:
-            if group.process.is_alive():
+            with suppress(ProcessLookupError):  # it may have ended by itself
                 group.signal(signal.SIGCONT)
                 group.kill()
             group.process.join()
