@@ -330,11 +330,13 @@ class Manager:
         if place.ranks == 1:
             return self._start_manager("")
         store = _group_store(place.rank, place.ranks)
+        # torchrun keeps its store when it restarts the ranks: each life has a key of its own
+        key = f"manager/{current_env().get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if place.rank == 0:
             started = self._start_manager(place.host)
-            store.set("ftcore/manager", json.dumps(_as_dict(started)))
+            store.set(key, json.dumps(_as_dict(started)))
             return started
-        return Place(**json.loads(store.get("ftcore/manager")))
+        return Place(**json.loads(store.get(key)))
 
     def _start_manager(self, listen_host: str) -> Place:
         place, _ = start_manager(
@@ -355,7 +357,7 @@ class Manager:
 def _group_store(rank: int, ranks: int) -> dist.Store:
     """The store that the ranks of one replica group share: torchrun's."""
     if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
+        return dist.PrefixStore("ftcore", dist.distributed_c10d._get_default_store())
     store, _, _ = next(dist.rendezvous("env://", rank, ranks))
     return dist.PrefixStore("ftcore", store)
 

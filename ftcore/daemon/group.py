@@ -151,7 +151,9 @@ class Group:
             lineage=first.lineage,
             lookahead=1 if self.config.ranks == 1 else 0,
         )
+        self.core.until = self.until
         self.introduced.set()
+        self._try_start()
 
     def _on_ready(self, rank: int, ready: pb.Ready) -> None:
         self._set_until(ready.until)
@@ -192,7 +194,8 @@ class Group:
 
     def _set_until(self, until: int) -> None:
         self.until = until
-        self._running_core().until = until
+        if self.core is not None:  # a rank may be ready before another one has said hello
+            self.core.until = until
 
     def _count_failure(self, reason: str) -> None:
         self.failed_steps += 1

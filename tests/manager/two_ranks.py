@@ -1,0 +1,37 @@
+"""A group of two ranks that share each shard by DistributedDataParallel, for test_ranks.py."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from ftcore import Manager
+from ftcore.demo.worker import sha256
+
+STEPS = 60
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    inner = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    model = torch.nn.parallel.DistributedDataParallel(inner)
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=1e-2)
+    with Manager(inner, optimizer, shards=2) as manager:
+        for step in manager.steps(STEPS):
+            for _ in step:
+                inputs = torch.randn(8, 8)[rank::2]  # this rank's half of the shard
+                model(inputs).square().mean().backward()
+            optimizer.step()
+            print(f"STEP {step.index} {len(step.members)} {os.getpid()}", flush=True)
+            time.sleep(0.1)
+    print(f"SHA {sha256(inner.parameters())}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
