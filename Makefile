@@ -2,6 +2,7 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
+export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .PHONY: venv demo test lint bench clean
 

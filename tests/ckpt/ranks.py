@@ -133,7 +133,7 @@ def sole_holder_dies(path):
     try:
         checkpoints.save(state, step=2).wait_durable(60)
     except Exception as error:
-        print("REFUSED", type(error).__name__, error)
+        print("REFUSED", type(error).__name__, error, flush=True)
     checkpoints.close()
     os._exit(0)
 
