@@ -78,6 +78,7 @@ def parse_kill(text: str, groups: int, steps: int) -> Kill:
 @click.option("--restart-after", default=1.0, show_default=True, help="Seconds after the kill.")
 @click.option("--step-time", default=0.1, show_default=True, help="Least seconds of a step.")
 @click.option("--mode", type=click.Choice(["exact", "fast"]), default="exact", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write loss curves to this PNG.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for each of both runs.")
@@ -90,6 +91,7 @@ def demo(
     restart_after: float,
     step_time: float,
     mode: str,
+    device: str,
     as_json: bool,
     plot: Path | None,
     timeout: float,
@@ -109,6 +111,7 @@ def demo(
         "steps": steps,
         "mode": mode,
         "step_time_s": step_time,
+        "device": device,
     }
     names = [f"r{i}" for i in range(groups)]
 

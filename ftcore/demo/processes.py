@@ -73,7 +73,8 @@ class Group:
             [sys.executable, "-m", "ftcore.demo.worker", argument],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "FTCORE_LOG_LEVEL": self.log_level},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "FTCORE_LOG_LEVEL": self.log_level}
+            | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},  # what deterministic algorithms need on CUDA
         )
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 

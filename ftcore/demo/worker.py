@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -20,8 +21,17 @@ from ftcore import ElasticSampler, Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.model import Llama
 from ftcore.demo.text import Corpus
+from ftcore.process_group.base import Group
 
 BATCH = 4
+ONE_GPU = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+}
 
 
 class JsonLines(logging.Handler):
@@ -45,10 +55,24 @@ def sha256(tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _group(device: torch.device, name: str) -> Group | None:
+    """NCCL on a GPU. Groups that share one pose as hosts of their own, since NCCL wants one rank
+    of a host for each GPU; they then talk over sockets."""
+    if device.type != "cuda":
+        return None
+    from ftcore.process_group.nccl import NcclGroup
+
+    torch.use_deterministic_algorithms(True)
+    if torch.cuda.device_count() == 1:
+        os.environ.update(ONE_GPU, NCCL_HOSTID=name)
+    return NcclGroup(device=device)
+
+
 def train(config: dict[str, object]) -> None:
     torch.manual_seed(7)
     corpus = Corpus()
-    model = Llama(corpus.vocabulary)
+    device = torch.device("cuda", 0) if config["device"] == "cuda" else torch.device("cpu")
+    model = Llama(corpus.vocabulary).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     shards, steps = int(str(config["shards"])), int(str(config["steps"]))
     data = ElasticSampler(corpus, shards=shards, per_shard=BATCH)
@@ -56,6 +80,7 @@ def train(config: dict[str, object]) -> None:
         model,
         optimizer,
         data=data,
+        group=_group(device, str(config["replica_id"])),
         mode=config["mode"],  # type: ignore[arg-type]
         lighthouse=str(config["lighthouse"]),
         replica_id=str(config["replica_id"]),
@@ -64,7 +89,7 @@ def train(config: dict[str, object]) -> None:
             ends_at = time.monotonic() + float(str(config["step_time_s"]))
             for shard in step:
                 say("shard", step=shard.step, shard=shard.index)
-                inputs, targets = corpus.batch(shard.samples)
+                inputs, targets = (t.to(device) for t in corpus.batch(shard.samples))
                 loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
                 loss.backward()
                 shard.log(loss)
