@@ -23,7 +23,7 @@ lint: venv
 test: venv lint
 	sh tests/system_packages.sh
 	sh tests/deploy/install.sh .deploy-tools || echo "tests/deploy is skipped in part"
-	$(PY) -m pytest
+	$(PY) -m pytest $(PYTEST_ARGS)
 
 bench: venv
 	$(PY) -m tests.bench
