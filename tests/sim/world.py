@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from ftcore.control.member import Go, MemberCore
+from ftcore.data.ledger import Ledger
 from ftcore.wire.messages import (
     Hello,
     LostMember,
@@ -44,9 +45,13 @@ class State:
     committed: int = 0
     digest: int = 0
     lineage: int = 0
+    ledger: Ledger = field(default_factory=lambda: Ledger(size=97, shards=3, per_shard=4))
 
     def copy(self) -> State:
-        return State(self.committed, self.digest, self.lineage)
+        """What a heal moves: the position in the data travels as its state_dict."""
+        ledger = Ledger(size=97, shards=3, per_shard=4)
+        ledger.load_state_dict(self.ledger.state_dict())
+        return State(self.committed, self.digest, self.lineage, ledger)
 
 
 @dataclass
@@ -439,6 +444,8 @@ class World:
         state = group.state
         state.digest = hash((state.digest, go.step, go.quorum.lives))
         state.committed += 1
+        position = state.ledger.commit()
+        assert position == 12 * state.committed, "samples were skipped or taken twice"
         state.lineage = go.quorum.quorum_id
         group.token += 1
         group.running = None
