@@ -73,8 +73,8 @@ def outage(system, groups):
         lighthouse.kill()
         time.sleep(DOWN_S)
         lighthouse.restart()
-        commits = [trainer.commits_until(at + WATCHED_S) for trainer in trainers]
-        pauses = [_longest_pause(found, at) for found in commits]
+        time.sleep(WATCHED_S - (time.time() - at))
+        pauses = [_longest_pause(trainer.commits_so_far(), at) for trainer in trainers]
         alive = sum(trainer.process.poll() is None for trainer in trainers)
         return max(pauses), alive
 
