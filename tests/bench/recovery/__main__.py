@@ -133,7 +133,10 @@ def print_stops(systems, trials, steps):
 
 
 def print_outages(systems, trials, steps):
-    print(f"| lighthouse killed, back after {DOWN_S:.0f} s | longest pause | still training |")
+    print(
+        f"| lighthouse killed, back after {DOWN_S:.0f} s | longest pause in "
+        f"{WATCHED_S:.0f} s | still training |"
+    )
     print("|---|---|---|")
     for system in systems:
         pause, alive = outage(system, 2)
