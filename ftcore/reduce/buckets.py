@@ -143,6 +143,11 @@ class Buckets:
         for bucket in self._buckets:
             bucket.forget_shards()
 
+    def shards_are_finite(self) -> bool:
+        """Whether no gradient of the shards that are here is nan or infinite."""
+        flats = [flat for bucket in self._buckets for flat in bucket.shards.values()]
+        return all(bool(flat.isfinite().all()) for flat in flats)
+
     def reduce_exact(self, group: Group, *, owner_of: Sequence[int], scale: float = 1.0) -> None:
         """Replace every gradient by scale × the sum of all shards, added in shard order.
 

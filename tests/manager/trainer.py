@@ -56,15 +56,24 @@ def train(config, events):
                 events.say("shard", step=shard.step, shard=shard.index)
                 inputs = torch.randn(4, 8)  # what this shard's seed gives
                 loss = F.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+                loss = loss * wrong_factor(config, step)
                 loss.backward()
                 shard.log(loss)
                 if step.index == config.get("raise_at"):
                     raise ValueError("a bug in the user's loop")
                 time.sleep(config.get("shard_time_s", 0.0))
             optimizer.step()
+            if step.index in config.get("flip_after", ()):
+                model[0].weight.data.view(torch.int32)[0, 0] ^= 1
             time.sleep(config.get("step_time_s", 0.0))
         events.say("ended_loop", committed=manager.state.committed, why=manager.drained_because)
     return sha256(model.parameters())
+
+
+def wrong_factor(config, step):
+    """What this group multiplies its losses by, in the first attempts at a step or in all."""
+    at, factor, attempts = config.get("wrong", (-1, 1.0, 0))
+    return factor if step.index == at and len(step.failures) < attempts else 1.0
 
 
 def train_as_it_was(model, optimizer, config, events):

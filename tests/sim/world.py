@@ -360,7 +360,7 @@ class World:
             self.say_news(group)
         elif go.must_heal:
             if group.state.committed == 0:
-                group.core.heal_began()  # in place; a state of value is kept until the heal ends
+                group.core.state_torn()  # in place; a state of value is kept until the heal ends
             group.running, group.may_run = go, go.may_run
             self.at(0.01, self.heal, group, group.token, go)
         else:
