@@ -153,7 +153,7 @@ class FastGradients(Reducer):
             self._bring_nothing()
         for index in mine:
             if index == mine[-1]:
-                self._buckets.arm(self._group, weight=1 / len(owner_of))
+                self._buckets.arm(self._group, weight=1 / len(owner_of), backwards=None)
             yield from self._one(step, index, len(owner_of))
 
     def _reduce(self, step: Step, owner_of: Sequence[int]) -> None:
