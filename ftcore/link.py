@@ -141,15 +141,20 @@ class Link:
         until: int,
         group_s: float = 0.0,
         heal_s: float = 0.0,
+        is_torn: bool = False,
+        must_stop: bool = False,
+        slowness: float = 0.0,
     ) -> Verdict:
         """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`: how long
-        this rank took to build the process group and to heal.
+        this rank took to build the process group and to heal. `is_torn`: its state has to be
+        healed. `must_stop`: its group cannot go on.
 
         A rank that is its whole group knows what a yes will lead to. While it may run on, it does
         not wait for the answer, but for that to the vote before.
         """
         vote = pb.Vote(step=grant.step, is_ok=is_ok, reason=reason[:4000], until=until)
-        vote.group_s, vote.heal_s = group_s, heal_s
+        vote.group_s, vote.heal_s, vote.slowness = group_s, heal_s, slowness
+        vote.is_torn, vote.must_stop = is_torn, must_stop
         self._send(pb.FromRank(vote=vote))
         self._unanswered += 1
         while self._unanswered > 1:

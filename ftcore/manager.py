@@ -23,6 +23,8 @@ from ftcore.data.sampler import ElasticSampler
 from ftcore.elastic import ElasticGradients
 from ftcore.errors import GroupStopped, NothingToReduce, StepNotIterated
 from ftcore.gradients import ExactGradients, FastGradients, Gradients
+from ftcore.guard_watch import Watch
+from ftcore.guards import NO_GUARDS, Guards
 from ftcore.heal import HealFailed, OfferRefused
 from ftcore.link import Grant, Link, Place, Verdict, start_manager
 from ftcore.live_state import LiveState
@@ -57,9 +59,11 @@ class Manager:
     mode: "exact" sums shards in shard order, so the weights are bit-identical to those of a run
         without failures. "fast" uses ordinary all-reduce. "elastic" is for loops that stay as
         they are, see ftcore.wrap: each group brings its own batch.
+    gradients: what a step does instead, such as ftcore.local_sgd.DiLoCo(sync_every=100).
     detect_within_s: how long a rank may be stopped before its group is given up.
-    guard: looks at each step after its reduction and before the vote; what it returns, if anything,
-        is why the step must not be committed. It is repeated then.
+    guards: what has to be right before a step is committed, see ftcore.Guards. None: nothing is.
+    guard: one of your own. It looks at each step after its reduction and before the vote; what it
+        returns, if anything, is why the step must not be committed. It is repeated then.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
         A rank that still waits in a collective of its own so long after its group was lost is
         ended, with its stacks on stderr.
@@ -77,6 +81,7 @@ class Manager:
         shards: int | None = None,
         data: ElasticSampler | None = None,
         mode: Literal["exact", "fast", "elastic"] = "exact",
+        gradients: Callable[..., Gradients] | None = None,
         seed: int = 0,
         lighthouse: str | None = None,
         replica_id: str | None = None,
@@ -88,27 +93,22 @@ class Manager:
         collective_timeout_s: float = 60.0,
         heal_timeout_s: float = 600.0,
         failed_steps_max: int = 10,
+        guards: Guards | None = None,
         guard: Callable[[Step], str] | None = None,
     ) -> None:
-        if shards is None and mode == "elastic":
-            shards = 1
-        if shards is None:
-            shards = data.ledger.shards if data is not None else 0
-        if shards < 1:
-            raise BadSetting(
-                f"shards is {shards}, but a step needs at least one",
-                remedy="Pass shards=K or data=ElasticSampler(..., shards=K) to ftcore.Manager.",
-            )
-        if data is not None and data.ledger.shards != shards:
-            raise BadSetting(f"shards is {shards}, but data has {data.ledger.shards}")
         if mode not in _GRADIENTS:
             raise BadSetting(f"mode is {mode!r}, not one of {', '.join(_GRADIENTS)}")
+        has_shards = mode != "elastic" and gradients is None
+        self.shards = _count_shards(shards, data, at_least=0 if has_shards else 1)
         if not any(p.requires_grad for p in model.parameters()):
             raise NothingToReduce("the model has no parameter that requires a gradient")
         self.place = find_place(
             current_env(), lighthouse=lighthouse, job=job, replica_id=replica_id, host=host
         )
-        self.shards, self.mode, self.seed, self.data = shards, mode, seed, data
+        self.mode: str
+        self.mode, self.seed, self.data = mode, seed, data
+        if gradients is not None:
+            self.mode = getattr(gradients, "__name__", str(gradients))
         self.until = 0
         self.group = group if group is not None else GlooGroup(interface=self.place.host)
         self.state = LiveState(
@@ -116,7 +116,15 @@ class Manager:
         )
         if data is not None:
             self.state.register("data", data.state_dict, data.load_state_dict)
-        self.gradients: Gradients = _GRADIENTS[mode](model, self.group, seed=seed)
+        make = gradients if gradients is not None else _GRADIENTS[mode]
+        self.gradients: Gradients = make(model, self.group, seed=seed)
+        self.gradients.attach(self.state)
+        self.watch = Watch(
+            guards or NO_GUARDS,
+            self.group,
+            device=next(model.parameters()).device,
+        )
+        self.state.register("guards", self.watch.get_state, self.watch.set_state)
         self.crew = Crew(
             self.group,
             job=self.place.job,
@@ -229,9 +237,21 @@ class Manager:
             return str(error)
         return ""
 
-    def objection(self, step: Step) -> str:
+    def refusal(self, step: Step) -> str:
         """Why the reduced step must not be committed, or an empty string."""
-        return self._guard(step) if self._guard is not None else ""
+        try:
+            step.objection = self.watch.objection(
+                self.gradients, step=step.index, loss=step.loss, replica_ids=step.members
+            )
+        except GroupError as error:
+            return str(error)
+        if self.watch.must_leave:
+            self.drain(self.watch.must_leave)
+            self.watch.must_leave = ""
+        found = step.objection.why if step.objection else self._guard(step) if self._guard else ""
+        if found:
+            self.gradients.doubt()
+        return found
 
     def _note_quorum(self, grant: Grant) -> None:
         quorum = grant.quorum
@@ -258,6 +278,7 @@ class Manager:
             until=self.until,
             group_s=step.times.group_s,
             heal_s=step.times.heal_s if step.grant.must_heal else 0.0,
+            **self.watch.consequences(step.objection, self.place.replica_id),
         )
         step.timed("vote_s", began)
         if verdict.is_committed:
@@ -273,6 +294,7 @@ class Manager:
         self._grant = verdict.grant
         self.state.commit(step.index, lineage=step.quorum_id)
         self.gradients.committed()
+        self.watch.committed()
         if self.data is not None:
             self.data.commit()
         event(
@@ -330,6 +352,7 @@ class Manager:
             "shards": str(self.shards),
             "mode": self.mode,
             "seed": str(self.seed),
+            "guards": str(self.watch.guards),
             "ranks per group": str(self.place.ranks),
             "state layout": self.state.layout_hash,
         }
@@ -362,6 +385,20 @@ class Manager:
             }
         )
         return place
+
+
+def _count_shards(shards: int | None, data: ElasticSampler | None, *, at_least: int) -> int:
+    """K, as asked for or as the data has it. Raises BadSetting."""
+    found = data.ledger.shards if data is not None else at_least
+    count = found if shards is None else shards
+    if count < 1:
+        raise BadSetting(
+            f"shards is {count}, but a step needs at least one",
+            remedy="Pass shards=K or data=ElasticSampler(..., shards=K) to ftcore.Manager.",
+        )
+    if data is not None and data.ledger.shards != count:
+        raise BadSetting(f"shards is {count}, but data has {data.ledger.shards}")
+    return count
 
 
 def _group_store(rank: int, ranks: int) -> dist.Store:

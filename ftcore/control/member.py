@@ -64,6 +64,7 @@ class MemberCore:
         self._limit: float = inf
         self._is_broken = False  # a member of `quorum` is lost: it cannot finish another step
         self._timed_id, self._group_s, self._heal_s = 0, 0.0, 0.0
+        self.slowness = 0.0  # as the ranks measure it, for the lighthouse to show
 
     # What the ranks do
 
@@ -96,8 +97,8 @@ class MemberCore:
         ends = min((q.from_step for q in self.pending), default=inf)
         return step <= self._limit and step < min(ends, self.until) and not self._is_broken
 
-    def heal_began(self) -> None:
-        """From now on the state is a mixture, until `heal_ended`."""
+    def state_torn(self) -> None:
+        """The state is a mixture, or not that of the others, until `heal_ended`."""
         self.is_valid = False
 
     def heal_ended(self, lineage: int) -> None:
@@ -236,6 +237,7 @@ class MemberCore:
             reason=self.reason,
             group_s=self._group_s if has_times else 0.0,
             heal_s=self._heal_s if has_times else 0.0,
+            slowness=self.slowness,
         )
 
     def _stuck_id(self) -> int:

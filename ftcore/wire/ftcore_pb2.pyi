@@ -42,7 +42,7 @@ class Quorum(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s")
+    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "slowness")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Report(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     quorum_id: int
     left_id: int
@@ -69,7 +70,8 @@ class Report(_message.Message):
     reason: str
     group_s: float
     heal_s: float
-    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ...) -> None: ...
+    slowness: float
+    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., slowness: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "member", "report", "settings", "standing")
@@ -206,7 +208,7 @@ class Ready(_message.Message):
     def __init__(self, until: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s")
+    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "must_stop", "slowness")
     STEP_FIELD_NUMBER: _ClassVar[int]
     IS_OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +216,8 @@ class Vote(_message.Message):
     IS_TORN_FIELD_NUMBER: _ClassVar[int]
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    MUST_STOP_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     step: int
     is_ok: bool
     reason: str
@@ -221,7 +225,9 @@ class Vote(_message.Message):
     is_torn: bool
     group_s: float
     heal_s: float
-    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ...) -> None: ...
+    must_stop: bool
+    slowness: float
+    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., must_stop: bool = ..., slowness: _Optional[float] = ...) -> None: ...
 
 class Healed(_message.Message):
     __slots__ = ("lineage",)

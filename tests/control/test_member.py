@@ -101,7 +101,7 @@ def test_a_healing_member_enters_at_once_and_votes_only_after_the_heal():
     core.new_quorum(quorum(1, from_step=7, healing=("a",)))
     go = core.try_start()
     assert (go.step, go.must_heal) == (7, True)
-    core.heal_began()
+    core.state_torn()
     assert not core.report().is_valid
     core.heal_ended(lineage=3)
     core.finish(is_committed=True)
