@@ -22,7 +22,7 @@ class Crew:
         self.quorum: Quorum | None = None
         self.built_s = 0.0
         self._job, self._replica_id, self._rank = job, replica_id, rank
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._lock = threading.Lock()
         self._building_id = 0
         self._aborted: dict[int, str] = {}
@@ -49,7 +49,7 @@ class Crew:
             prefix=self._prefix(quorum),
             rank=quorum.replica_ids.index(self._replica_id),
             world_size=len(quorum.members),
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
         )
         self.quorum = quorum
         self.built_s = time.perf_counter() - began

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ftcore import __version__
 from ftcore.base.errors import BadSetting
 from ftcore.base.log import event
+from ftcore.base.machine import this_machine
 from ftcore.crew import Crew
 from ftcore.data.sampler import ElasticSampler
 from ftcore.elastic import ElasticGradients
@@ -60,6 +61,8 @@ class Manager:
     guard: looks at each step after its reduction and before the vote; what it returns, if anything,
         is why the step must not be committed. It is repeated then.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
+        A rank that still waits in a collective of its own so long after its group was lost is
+        ended, with its stacks on stderr.
 
     Group rank and size are taken from RANK and WORLD_SIZE, which mean the ranks within this
     replica group; lighthouse, replica_id, job and host also from FTCORE_LIGHTHOUSE,
@@ -302,14 +305,21 @@ class Manager:
         hello = pb.RankHello(
             rank=place.rank,
             pid=os.getpid(),
-            host=socket.gethostname(),
+            machine=this_machine(),
             store_address=self._store.address if self._store else "",
             heal_address=self.state.address,
             committed=self.state.committed,
             lineage=self.state.lineage,
             settings=self._settings(),
         )
-        link = Link(self._find_manager(), hello, abort=self._abort, notice=_show)
+        link = Link(
+            self._find_manager(),
+            hello,
+            silent_limit_s=self._limits["stopped_limit_s"],
+            stuck_limit_s=self.crew.timeout_s,
+            abort=self._abort,
+            notice=_show,
+        )
         event(log, "manager.attached", replica_id=place.replica_id, lighthouse=place.lighthouse)
         return link
 
@@ -334,7 +344,7 @@ class Manager:
         key = f"manager/{current_env().get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if place.rank == 0:
             started = self._start_manager(place.host)
-            store.set(key, json.dumps(_as_dict(started)))
+            store.set(key, json.dumps(asdict(started)))
             return started
         return Place(**json.loads(store.get(key)))
 
@@ -360,10 +370,6 @@ def _group_store(rank: int, ranks: int) -> dist.Store:
         return dist.PrefixStore("ftcore", dist.distributed_c10d._get_default_store())
     store, _, _ = next(dist.rendezvous("env://", rank, ranks))
     return dist.PrefixStore("ftcore", store)
-
-
-def _as_dict(place: Place) -> dict[str, str]:
-    return {"unix": place.unix, "tcp": place.tcp, "host": place.host, "token": place.token}
 
 
 def _show(text: str) -> None:

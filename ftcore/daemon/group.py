@@ -65,7 +65,6 @@ class Group:
 
     config: Config
     poke: Callable[[], None] = lambda: None
-    watch_pid: Callable[[int], None] = lambda _: None
     core: MemberCore | None = None
     ranks: dict[int, Rank] = field(default_factory=dict)
     failed_steps: int = 0

@@ -16,6 +16,7 @@ def main(pipe, config):
     from tests.manager.jobs import Events
 
     torch.set_num_threads(1)
+    ftcore.manager.__version__ = config.get("version", ftcore.__version__)
     torch.manual_seed(config.get("model_seed", 7))
     events = Events(pipe)
     log = logging.getLogger("ftcore")

@@ -26,7 +26,8 @@ def main():
     inner = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     model = torch.nn.parallel.DistributedDataParallel(inner)
     optimizer = torch.optim.AdamW(inner.parameters(), lr=1e-2)
-    with Manager(inner, optimizer, shards=2) as manager:
+    limit_s = float(os.environ.get("LIMIT_S", "60"))
+    with Manager(inner, optimizer, shards=2, collective_timeout_s=limit_s) as manager:
         for step in manager.steps(STEPS):
             for _ in step:
                 inputs = torch.randn(8, 8)[rank::2]  # this rank's half of the shard
