@@ -60,6 +60,10 @@ class Manager:
     guard: looks at each step after its reduction and before the vote; what it returns, if anything,
         is why the step must not be committed. It is repeated then.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
+    hang_after_s: how long a step may take (the first one four times as long) before the flight
+        records of all ranks are compared, and a group whose rank holds the others up is given up.
+        Make it longer than any pause of one group alone, like an evaluation. 0: never. Default:
+        half of collective_timeout_s.
 
     Group rank and size are taken from RANK and WORLD_SIZE, which mean the ranks within this
     replica group; lighthouse, replica_id, job and host also from FTCORE_LIGHTHOUSE,
@@ -83,6 +87,7 @@ class Manager:
         detect_within_s: float = 2.0,
         attach_timeout_s: float = 30.0,
         collective_timeout_s: float = 60.0,
+        hang_after_s: float | None = None,
         heal_timeout_s: float = 600.0,
         failed_steps_max: int = 10,
         guard: Callable[[Step], str] | None = None,
@@ -127,6 +132,7 @@ class Manager:
             "stopped_limit_s": detect_within_s,
             "attach_timeout_s": attach_timeout_s,
             "failed_steps_max": failed_steps_max,
+            "hang_after_s": collective_timeout_s / 2 if hang_after_s is None else hang_after_s,
         }
         self._link: Link | None = None
         self._grant: Grant | None = None

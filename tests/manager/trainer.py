@@ -1,6 +1,8 @@
 """The trainer that the tests run: a tiny model on a stream of seeded random batches."""
 
 import logging
+import os
+import threading
 import time
 
 import torch
@@ -15,6 +17,7 @@ from ftcore.demo.worker import sha256
 def main(pipe, config):
     from tests.manager.jobs import Events
 
+    os.environ.update(config.get("env", {}))
     torch.set_num_threads(1)
     torch.manual_seed(config.get("model_seed", 7))
     events = Events(pipe)
@@ -60,11 +63,17 @@ def train(config, events):
                 shard.log(loss)
                 if step.index == config.get("raise_at"):
                     raise ValueError("a bug in the user's loop")
+                if step.index == config.get("hang_at"):
+                    wait_for_a_batch_that_never_comes()
                 time.sleep(config.get("shard_time_s", 0.0))
             optimizer.step()
             time.sleep(config.get("step_time_s", 0.0))
         events.say("ended_loop", committed=manager.state.committed, why=manager.drained_because)
     return sha256(model.parameters())
+
+
+def wait_for_a_batch_that_never_comes():
+    threading.Event().wait()
 
 
 def train_as_it_was(model, optimizer, config, events):
