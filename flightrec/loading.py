@@ -173,6 +173,7 @@ def _record(
         frontiers=frontiers,
         configured=frozenset(index_of),
         first_record_id=dump.first_record_id,
+        host=dump.host,
     )
 
 

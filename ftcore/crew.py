@@ -8,10 +8,11 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ftcore.names import crew_name
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.store import connect_store
-from ftcore.wire.messages import Quorum, show_id
+from ftcore.wire.messages import Quorum
 
 _TRY_S = 1.0
 
@@ -95,7 +96,7 @@ class Crew:
             return  # the member that hosts the store saw everybody, and left
 
     def _prefix(self, quorum: Quorum) -> str:
-        return f"{self._job}/{show_id(quorum.quorum_id)}/{self._rank}"
+        return crew_name(self._job, quorum.quorum_id, self._rank)
 
     def abort(self, quorum_id: int, reason: str) -> None:
         """End what waits in this quorum's group; 0 means whatever it is."""

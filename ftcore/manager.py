@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal
 
@@ -26,13 +24,14 @@ from ftcore.gradients import ExactGradients, FastGradients, Gradients
 from ftcore.guard_watch import Watch
 from ftcore.guards import NO_GUARDS, Guards
 from ftcore.heal import HealFailed, OfferRefused
-from ftcore.link import Grant, Link, Place, Verdict, start_manager
+from ftcore.link import Grant, Link, Verdict
 from ftcore.live_state import LiveState
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.gloo import GlooGroup
 from ftcore.process_group.store import HostedStore, host_store
 from ftcore.settings import current_env, find_place
+from ftcore.start import find_manager
 from ftcore.step import Step
 from ftcore.wire import ftcore_pb2 as pb
 from ftcore.wire.messages import show_id
@@ -67,6 +66,10 @@ class Manager:
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
         A rank that still waits in a collective of its own so long after its group was lost is
         ended, with its stacks on stderr.
+    hang_after_s: how long a step may take (the first one four times as long) before the flight
+        records of all ranks are compared, and a group whose rank holds the others up is given up.
+        Make it longer than any pause of one group alone, like an evaluation. 0: never. Default:
+        half of collective_timeout_s.
 
     Group rank and size are taken from RANK and WORLD_SIZE, which mean the ranks within this
     replica group; lighthouse, replica_id, job and host also from FTCORE_LIGHTHOUSE,
@@ -91,6 +94,7 @@ class Manager:
         detect_within_s: float = 2.0,
         attach_timeout_s: float = 30.0,
         collective_timeout_s: float = 60.0,
+        hang_after_s: float | None = None,
         heal_timeout_s: float = 600.0,
         failed_steps_max: int = 10,
         guards: Guards | None = None,
@@ -138,6 +142,7 @@ class Manager:
             "stopped_limit_s": detect_within_s,
             "attach_timeout_s": attach_timeout_s,
             "failed_steps_max": failed_steps_max,
+            "hang_after_s": collective_timeout_s / 2 if hang_after_s is None else hang_after_s,
         }
         self._link: Link | None = None
         self._grant: Grant | None = None
@@ -335,7 +340,7 @@ class Manager:
             settings=self._settings(),
         )
         link = Link(
-            self._find_manager(),
+            find_manager(place, self._limits),
             hello,
             silent_limit_s=self._limits["stopped_limit_s"],
             stuck_limit_s=self.crew.timeout_s,
@@ -357,35 +362,6 @@ class Manager:
             "state layout": self.state.layout_hash,
         }
 
-    def _find_manager(self) -> Place:
-        """Rank 0 starts the manager; the others learn from it where it is."""
-        place = self.place
-        if place.ranks == 1:
-            return self._start_manager("")
-        store = _group_store(place.rank, place.ranks)
-        # torchrun keeps its store when it restarts the ranks: each life has a key of its own
-        key = f"manager/{current_env().get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        if place.rank == 0:
-            started = self._start_manager(place.host)
-            store.set(key, json.dumps(asdict(started)))
-            return started
-        return Place(**json.loads(store.get(key)))
-
-    def _start_manager(self, listen_host: str) -> Place:
-        place, _ = start_manager(
-            {
-                "job": self.place.job,
-                "replica_id": self.place.replica_id,
-                "incarnation": time.time_ns(),
-                "ranks": self.place.ranks,
-                "endpoints": self.place.lighthouse,
-                "listen_host": listen_host,
-                "log_level": current_env().get("FTCORE_LOG_LEVEL", "WARNING"),
-                **self._limits,
-            }
-        )
-        return place
-
 
 def _count_shards(shards: int | None, data: ElasticSampler | None, *, at_least: int) -> int:
     """K, as asked for or as the data has it. Raises BadSetting."""
@@ -399,14 +375,6 @@ def _count_shards(shards: int | None, data: ElasticSampler | None, *, at_least: 
     if data is not None and data.ledger.shards != count:
         raise BadSetting(f"shards is {count}, but data has {data.ledger.shards}")
     return count
-
-
-def _group_store(rank: int, ranks: int) -> dist.Store:
-    """The store that the ranks of one replica group share: torchrun's."""
-    if dist.is_initialized():
-        return dist.PrefixStore("ftcore", dist.distributed_c10d._get_default_store())
-    store, _, _ = next(dist.rendezvous("env://", rank, ranks))
-    return dist.PrefixStore("ftcore", store)
 
 
 def _show(text: str) -> None:

@@ -252,6 +252,11 @@ class MemberCore:
         """The newest quorum this group is in: what a new lighthouse has to know."""
         return self.pending[-1] if self.pending else self.quorum
 
+    @property
+    def is_healing(self) -> bool:
+        """The running step begins with a heal that has not ended."""
+        return self.running is not None and self._must_heal(self.running.quorum)
+
     def _must_heal(self, quorum: Quorum) -> bool:
         is_named = self.member.life in quorum.lives and self.member.replica_id in quorum.healing
         return is_named and self._healed_id != quorum.quorum_id
