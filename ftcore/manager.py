@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ftcore import __version__
 from ftcore.base.errors import BadSetting
 from ftcore.base.log import event
+from ftcore.checkpoints import Checkpointer, JobCheckpoints
 from ftcore.crew import Crew
 from ftcore.data.sampler import ElasticSampler
 from ftcore.elastic import ElasticGradients
@@ -57,6 +58,9 @@ class Manager:
         without failures. "fast" uses ordinary all-reduce. "elastic" is for loops that stay as
         they are, see ftcore.wrap: each group brings its own batch.
     detect_within_s: how long a rank may be stopped before its group is given up.
+    checkpoints: a ckpt.Checkpointer. Every `checkpoint_every` committed steps, and after the last,
+        the groups save their state together; a job that begins, or begins again after all its
+        groups were lost, goes on from the newest complete step. Closed with the manager.
     guard: looks at each step after its reduction and before the vote; what it returns, if anything,
         is why the step must not be committed. It is repeated then.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
@@ -85,21 +89,13 @@ class Manager:
         collective_timeout_s: float = 60.0,
         heal_timeout_s: float = 600.0,
         failed_steps_max: int = 10,
+        checkpoints: Checkpointer | None = None,
+        checkpoint_every: int = 100,
         guard: Callable[[Step], str] | None = None,
     ) -> None:
-        if shards is None and mode == "elastic":
-            shards = 1
-        if shards is None:
-            shards = data.ledger.shards if data is not None else 0
-        if shards < 1:
-            raise BadSetting(
-                f"shards is {shards}, but a step needs at least one",
-                remedy="Pass shards=K or data=ElasticSampler(..., shards=K) to ftcore.Manager.",
-            )
-        if data is not None and data.ledger.shards != shards:
-            raise BadSetting(f"shards is {shards}, but data has {data.ledger.shards}")
         if mode not in _GRADIENTS:
             raise BadSetting(f"mode is {mode!r}, not one of {', '.join(_GRADIENTS)}")
+        shards = _shards_of(shards, data, mode)
         if not any(p.requires_grad for p in model.parameters()):
             raise NothingToReduce("the model has no parameter that requires a gradient")
         self.place = find_place(
@@ -121,6 +117,11 @@ class Manager:
             rank=self.place.rank,
             timeout_s=collective_timeout_s,
         )
+        self.checkpoints: JobCheckpoints | None = None
+        if checkpoints is not None:
+            self.checkpoints = JobCheckpoints(
+                checkpoints, every=checkpoint_every, state=self.state, place=self.place
+            )
         self.drained_because = ""
         self._guard = guard
         self._limits = {
@@ -132,6 +133,7 @@ class Manager:
         self._grant: Grant | None = None
         self._noted_id = 0
         self._store: HostedStore | None = None
+        self._ranks_store: dist.Store | None = None
 
     # For the training loop
 
@@ -165,6 +167,8 @@ class Manager:
                 yield step
                 if not step.is_committed:
                     raise StepNotIterated(f"step {step.index} was left before it was committed")
+                if self.checkpoints is not None:
+                    self.checkpoints.step_ended(until=until)
             self.crew.meet(timeout_s=_MEET_TIMEOUT_S)
         except GroupStopped as stop:
             if not stop.facts.get("is_clean"):
@@ -184,13 +188,16 @@ class Manager:
         """Leave in good order: the others go on without repeating a step, `steps` ends."""
         self._attached().leave(reason)
 
-    def close(self) -> None:
-        """Tell the manager that this rank is done, and release everything."""
+    def close(self, *, is_failure: bool = False) -> None:
+        """Tell the manager that this rank is done, and release everything. Waits for checkpoints
+        that are being written."""
         if self._link is not None:
             self._link.close("finished" if self.state.committed >= self.until else "closed")
             self._link = None
         self.state.close()
         self.group.close()
+        if self.checkpoints is not None:
+            self.checkpoints.close(keep_memory=is_failure)
         self._store = None
 
     def __enter__(self) -> Manager:
@@ -202,7 +209,7 @@ class Manager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(is_failure=error is not None)
 
     # For Step
 
@@ -234,6 +241,8 @@ class Manager:
         quorum = grant.quorum
         if quorum.quorum_id != self._noted_id:
             self._noted_id = quorum.quorum_id
+            if self.checkpoints is not None:
+                self.checkpoints.quorum_changed(quorum)
             event(
                 log,
                 "group.built",
@@ -296,7 +305,11 @@ class Manager:
 
     def _attach(self) -> Link:
         place = self.place
+        if place.ranks > 1:
+            self._ranks_store = _group_store(place.rank, place.ranks)
         self.state.ready()
+        if self.checkpoints is not None:
+            self.checkpoints.begin(self._ranks_store)
         if place.rank == 0:
             self._store = host_store(place.host)
         hello = pb.RankHello(
@@ -327,9 +340,9 @@ class Manager:
     def _find_manager(self) -> Place:
         """Rank 0 starts the manager; the others learn from it where it is."""
         place = self.place
-        if place.ranks == 1:
+        store = self._ranks_store
+        if store is None:
             return self._start_manager("")
-        store = _group_store(place.rank, place.ranks)
         # torchrun keeps its store when it restarts the ranks: each life has a key of its own
         key = f"manager/{current_env().get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if place.rank == 0:
@@ -352,6 +365,22 @@ class Manager:
             }
         )
         return place
+
+
+def _shards_of(shards: int | None, data: ElasticSampler | None, mode: str) -> int:
+    """K: as said, as the data has it, or 1 where each group brings its own batch."""
+    if shards is None and mode == "elastic":
+        shards = 1
+    if shards is None:
+        shards = data.ledger.shards if data is not None else 0
+    if shards < 1:
+        raise BadSetting(
+            f"shards is {shards}, but a step needs at least one",
+            remedy="Pass shards=K or data=ElasticSampler(..., shards=K) to ftcore.Manager.",
+        )
+    if data is not None and data.ledger.shards != shards:
+        raise BadSetting(f"shards is {shards}, but data has {data.ledger.shards}")
+    return shards
 
 
 def _group_store(rank: int, ranks: int) -> dist.Store:

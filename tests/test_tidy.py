@@ -13,6 +13,7 @@ MAY_IMPORT = {
     "ftcore.base": {"prometheus_client", "click"},
     "ftcore.wire": {"ftcore.base", "grpc", "google"},
     "ftcore.control": {"ftcore.base", "ftcore.wire"},
+    "ftcore.demo": {"ftcore", "ckpt", "torch", "click", "matplotlib"},  # a user of both
     "ftcore": {"ftcore", "torch", "numpy", "grpc", "click", "xxhash", "matplotlib"},
     "lighthouse": {"lighthouse", "ftcore.base", "ftcore.wire", "grpc", "aiohttp", "click", "google"}
     | {"prometheus_client", "opentelemetry"},
