@@ -16,6 +16,7 @@ from ftcore import __version__
 from ftcore.base.errors import BadSetting
 from ftcore.base.log import event
 from ftcore.base.machine import this_machine
+from ftcore.checkpoints import Checkpointer, JobCheckpoints
 from ftcore.crew import Crew
 from ftcore.data.sampler import ElasticSampler
 from ftcore.elastic import ElasticGradients
@@ -31,7 +32,7 @@ from ftcore.process_group.errors import GroupError
 from ftcore.process_group.gloo import GlooGroup
 from ftcore.process_group.store import HostedStore, host_store
 from ftcore.settings import current_env, find_place
-from ftcore.start import find_manager
+from ftcore.start import find_manager, find_store
 from ftcore.step import Step
 from ftcore.wire import ftcore_pb2 as pb
 from ftcore.wire.messages import show_id
@@ -63,6 +64,9 @@ class Manager:
     guards: what has to be right before a step is committed, see ftcore.Guards. None: nothing is.
     guard: one of your own. It looks at each step after its reduction and before the vote; what it
         returns, if anything, is why the step must not be committed. It is repeated then.
+    checkpoints: a ckpt.Checkpointer. Every `checkpoint_every` committed steps, and after the last,
+        the groups save their state together; a job that begins, or begins again after all its
+        groups were lost, goes on from the newest complete step. Closed with the manager.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
         A rank that still waits in a collective of its own so long after its group was lost is
         ended, with its stacks on stderr.
@@ -98,21 +102,18 @@ class Manager:
         heal_timeout_s: float = 600.0,
         failed_steps_max: int = 10,
         guards: Guards | None = None,
+        checkpoints: Checkpointer | None = None,
+        checkpoint_every: int = 100,
         guard: Callable[[Step], str] | None = None,
     ) -> None:
-        if mode not in _GRADIENTS:
-            raise BadSetting(f"mode is {mode!r}, not one of {', '.join(_GRADIENTS)}")
+        _refuse_what_cannot_work(model, mode)
         has_shards = mode != "elastic" and gradients is None
         self.shards = _count_shards(shards, data, at_least=0 if has_shards else 1)
-        if not any(p.requires_grad for p in model.parameters()):
-            raise NothingToReduce("the model has no parameter that requires a gradient")
         self.place = find_place(
             current_env(), lighthouse=lighthouse, job=job, replica_id=replica_id, host=host
         )
-        self.mode: str
-        self.mode, self.seed, self.data = mode, seed, data
-        if gradients is not None:
-            self.mode = getattr(gradients, "__name__", str(gradients))
+        self.seed, self.data = seed, data
+        self.mode = mode if gradients is None else getattr(gradients, "__name__", str(gradients))
         self.until = 0
         self.group = group if group is not None else GlooGroup(interface=self.place.host)
         self.state = LiveState(
@@ -123,11 +124,8 @@ class Manager:
         make = gradients if gradients is not None else _GRADIENTS[mode]
         self.gradients: Gradients = make(model, self.group, seed=seed)
         self.gradients.attach(self.state)
-        self.watch = Watch(
-            guards or NO_GUARDS,
-            self.group,
-            device=next(model.parameters()).device,
-        )
+        device = next(model.parameters()).device
+        self.watch = Watch(guards or NO_GUARDS, self.group, device=device)
         self.state.register("guards", self.watch.get_state, self.watch.set_state)
         self.crew = Crew(
             self.group,
@@ -136,6 +134,11 @@ class Manager:
             rank=self.place.rank,
             timeout_s=collective_timeout_s,
         )
+        self.checkpoints: JobCheckpoints | None = None
+        if checkpoints is not None:
+            self.checkpoints = JobCheckpoints(
+                checkpoints, every=checkpoint_every, state=self.state, place=self.place
+            )
         self.drained_because = ""
         self._guard = guard
         self._limits = {
@@ -181,6 +184,8 @@ class Manager:
                 yield step
                 if not step.is_committed:
                     raise StepNotIterated(f"step {step.index} was left before it was committed")
+                if self.checkpoints is not None:
+                    self.checkpoints.step_ended(until=until)
             self.crew.meet(timeout_s=_MEET_TIMEOUT_S)
         except GroupStopped as stop:
             if not stop.facts.get("is_clean"):
@@ -200,13 +205,16 @@ class Manager:
         """Leave in good order: the others go on without repeating a step, `steps` ends."""
         self._attached().leave(reason)
 
-    def close(self) -> None:
-        """Tell the manager that this rank is done, and release everything."""
+    def close(self, *, is_failure: bool = False) -> None:
+        """Tell the manager that this rank is done, and release everything. Waits for checkpoints
+        that are being written."""
         if self._link is not None:
             self._link.close("finished" if self.state.committed >= self.until else "closed")
             self._link = None
         self.state.close()
         self.group.close()
+        if self.checkpoints is not None:
+            self.checkpoints.close(keep_memory=is_failure)
         self._store = None
 
     def __enter__(self) -> Manager:
@@ -218,7 +226,7 @@ class Manager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(is_failure=error is not None)
 
     # For Step
 
@@ -262,6 +270,8 @@ class Manager:
         quorum = grant.quorum
         if quorum.quorum_id != self._noted_id:
             self._noted_id = quorum.quorum_id
+            if self.checkpoints is not None:
+                self.checkpoints.quorum_changed(quorum)
             event(
                 log,
                 "group.built",
@@ -326,7 +336,10 @@ class Manager:
 
     def _attach(self) -> Link:
         place = self.place
+        store = find_store(place)
         self.state.ready()
+        if self.checkpoints is not None:
+            self.checkpoints.begin(store)
         if place.rank == 0:
             self._store = host_store(place.host)
         hello = pb.RankHello(
@@ -340,7 +353,7 @@ class Manager:
             settings=self._settings(),
         )
         link = Link(
-            find_manager(place, self._limits),
+            find_manager(place, self._limits, store),
             hello,
             silent_limit_s=self._limits["stopped_limit_s"],
             stuck_limit_s=self.crew.timeout_s,
@@ -361,6 +374,13 @@ class Manager:
             "ranks per group": str(self.place.ranks),
             "state layout": self.state.layout_hash,
         }
+
+
+def _refuse_what_cannot_work(model: torch.nn.Module, mode: str) -> None:
+    if mode not in _GRADIENTS:
+        raise BadSetting(f"mode is {mode!r}, not one of {', '.join(_GRADIENTS)}")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise NothingToReduce("the model has no parameter that requires a gradient")
 
 
 def _count_shards(shards: int | None, data: ElasticSampler | None, *, at_least: int) -> int:

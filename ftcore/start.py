@@ -29,11 +29,12 @@ class ManagerAddress:
     token: str
 
 
-def find_manager(place: Place, limits: Mapping[str, float]) -> ManagerAddress:
-    """Rank 0 starts the manager; the others learn from it where it is."""
-    if place.ranks == 1:
+def find_manager(
+    place: Place, limits: Mapping[str, float], store: dist.Store | None
+) -> ManagerAddress:
+    """Rank 0 starts the manager; the others learn from it, through their `store`, where it is."""
+    if store is None:
         return start_manager(place, limits, listen_host="")
-    store = _group_store(place.rank, place.ranks)
     # torchrun keeps its store when it restarts the ranks: each life has a key of its own
     key = f"manager/{current_env().get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if place.rank == 0:
@@ -76,9 +77,11 @@ def start_manager(place: Place, limits: Mapping[str, float], *, listen_host: str
     )
 
 
-def _group_store(rank: int, ranks: int) -> dist.Store:
-    """The store that the ranks of one replica group share: torchrun's."""
+def find_store(place: Place) -> dist.Store | None:
+    """The store that the ranks of one replica group share: torchrun's. None for a rank alone."""
+    if place.ranks == 1:
+        return None
     if dist.is_initialized():
         return dist.PrefixStore("ftcore", dist.distributed_c10d._get_default_store())
-    store, _, _ = next(dist.rendezvous("env://", rank, ranks))
+    store, _, _ = next(dist.rendezvous("env://", place.rank, place.ranks))
     return dist.PrefixStore("ftcore", store)
