@@ -124,8 +124,7 @@ class Manager:
         make = gradients if gradients is not None else _GRADIENTS[mode]
         self.gradients: Gradients = make(model, self.group, seed=seed)
         self.gradients.attach(self.state)
-        device = next(model.parameters()).device
-        self.watch = Watch(guards or NO_GUARDS, self.group, device=device)
+        self.watch = Watch(guards or NO_GUARDS, self.group, next(model.parameters()).device)
         self.state.register("guards", self.watch.get_state, self.watch.set_state)
         self.crew = Crew(
             self.group,
