@@ -29,13 +29,20 @@ class Stray:
     at: int
     usual: Step
     usual_after: Step | None  # what usually came after the usual call
+    is_known: bool  # the call that it made instead is one that it had made before
 
 
-def stray_suspects(case: Case, ranks: Collection[int]) -> list[Suspect]:
-    """Those of `ranks` that alone left their own way; nobody when most of them did."""
+def stray_suspects(
+    case: Case, ranks: Collection[int], *, only_known: bool = False
+) -> list[Suspect]:
+    """Those of `ranks` that alone left their own way; nobody when most of them did. `only_known`:
+    only to a call that they had made before, for the first end of a loop is news to everybody."""
     looked = sorted(rank for rank in ranks if rank in case.records.ranks)[:RANKS_MAX]
     for context in CONTEXTS:
-        found = {rank: list(_strays(case, rank, context)) for rank in looked}
+        found = {
+            rank: [s for s in _strays(case, rank, context) if s.is_known or not only_known]
+            for rank in looked
+        }
         marks = Counter(
             mark for strays in found.values() for mark in {_mark(case, s) for s in strays}
         )
@@ -62,13 +69,15 @@ def _strays(case: Case, rank: int, context: int) -> Iterator[Stray]:
     """Positions at which known calls were followed by a call that had never followed them."""
     steps, start = _steps(case, rank)
     nexts: dict[tuple[Step, ...], dict[Step, int]] = defaultdict(dict)
+    made = set(steps[:context])
     for at in range(context, len(steps)):
         key = tuple(steps[at - context : at])
         known = nexts[key]
         if known and steps[at] not in known:
             usual, where = next(reversed(known.items()))
             after = steps[where + 1] if where + 1 < at else None
-            yield Stray(rank, start + at, usual, after)
+            yield Stray(rank, start + at, usual, after, steps[at] in made)
+        made.add(steps[at])
         known.pop(steps[at], None)
         known[steps[at]] = at
 
