@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from flightrec.lanes import RETIRED_MEANS_ENDED
 from flightrec.model import Kind
 from flightrec.suspects import Case, Suspect
 
@@ -54,6 +55,15 @@ def stray_suspects(
         if alone and len(alone) <= max(2, len(looked) // 8) and 2 * len(alone) <= len(looked):
             return [_suspect(case, stray) for stray in alone.values()]
     return []
+
+
+def own_way(case: Case, rank: int) -> Suspect | None:
+    """How the rank last left its own way for a call that it had made before; None: it did not."""
+    for context in CONTEXTS:
+        known = [stray for stray in _strays(case, rank, context) if stray.is_known]
+        if known:
+            return _suspect(case, known[-1])
+    return None
 
 
 def _mark(case: Case, stray: Stray) -> tuple[str, int, int]:
@@ -105,9 +115,10 @@ def _suspect(case: Case, stray: Stray) -> Suspect:
         before = (columns.seq[i] for i in range(at - 1, -1, -1) if columns.group[i] == group)
         seq = next(before, 0) + 1
     usual = next(iter(_call_of(case, stray.rank, stray.usual)), -1)
+    is_end = kind is Kind.SKIPPED_CALL and case.lanes.tokens[stray.usual[1]].op in ("send", "recv")
     return Suspect(
         rank=stray.rank,
-        kind=kind,
+        kind=Kind.P2P_NO_PARTNER if is_end else kind,
         group=group,
         seq=seq,
         call=usual if kind is Kind.SKIPPED_CALL else columns.call[at],
@@ -129,8 +140,11 @@ def _kind(case: Case, did: Step, then: Sequence[Step], stray: Stray) -> Kind:
         swapped = stray.usual_after == did
         return Kind.ORDER_INVERSION if swapped else Kind.EXTRA_CALL
     if stray.usual_after == did:
+        # Not seen whether the usual call came later: a host that need not wait would have made it.
         both = {stray.usual[0], did[0]}
-        return Kind.ORDER_INVERSION if len(both) == 2 and not then else Kind.SKIPPED_CALL
+        waits = case.records.ranks[stray.rank].library in RETIRED_MEANS_ENDED
+        inverted = len(both) == 2 and not then and waits
+        return Kind.ORDER_INVERSION if inverted else Kind.SKIPPED_CALL
     return Kind.WRONG_OP if did[0] == stray.usual[0] else Kind.SKIPPED_CALL
 
 
