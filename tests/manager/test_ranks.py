@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from ftcore.demo.processes import Lighthouse
 
 ROOT = Path(__file__).parents[2]
@@ -18,8 +20,9 @@ HANG_S = 100.0
 class Torchrun:
     """One replica group: when a rank dies torchrun ends, and whoever runs it starts it again."""
 
-    def __init__(self, name, lighthouse):
+    def __init__(self, name, lighthouse, inner):
         env = {**os.environ, "FTCORE_LIGHTHOUSE": lighthouse, "FTCORE_REPLICA_ID": name}
+        env["INNER"] = inner
         env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
         command += ["--max-restarts", "0", "--standalone", str(SCRIPT)]
@@ -45,23 +48,24 @@ class Torchrun:
         return {line[1] for line in self.lines if line[:1] == ["SHA"]}
 
 
-def weights(folder, *, kill):
+def weights(folder, *, inner, kill):
     folder.mkdir()
     with Lighthouse(folder, replicas_min=1 if kill else 2, log_level="ERROR") as lighthouse:
-        groups = [Torchrun(name, lighthouse.address) for name in ("r0", "r1")]
+        groups = [Torchrun(name, lighthouse.address, inner) for name in ("r0", "r1")]
         try:
             if kill:
                 step = groups[1].wait(lambda line: line[0] == "STEP" and line[2] == "2")
                 os.kill(int(step[3]), signal.SIGKILL)
                 assert groups[1].process.wait(HANG_S) != 0
-                groups[1] = Torchrun("r1", lighthouse.address)
+                groups[1] = Torchrun("r1", lighthouse.address, inner)
             return set.union(*(group.shas() for group in groups))
         finally:
             for group in groups:
                 group.process.kill()
 
 
-def test_a_rank_of_a_group_of_two_is_killed_and_the_bits_are_the_same(tmp_path):
-    failed = weights(tmp_path / "failed", kill=True)
-    assert failed == weights(tmp_path / "unfailed", kill=False)
-    assert len(failed) == 1
+@pytest.mark.parametrize("inner", ["ddp", "fsdp2", "tp", "pp"])
+def test_a_rank_of_a_group_of_two_is_killed_and_the_bits_are_the_same(tmp_path, inner):
+    failed = weights(tmp_path / "failed", inner=inner, kill=True)
+    assert failed == weights(tmp_path / "unfailed", inner=inner, kill=False)
+    assert len(failed) == (2 if inner == "pp" else 1)  # a rank of a pipeline has its own part
