@@ -131,7 +131,12 @@ class Watch:
         self._heals += is_odd
         is_tie = objection.finding is Finding.DIGEST_TIE
         must_stop = is_tie or self._heals > self.guards.digest_heals_max
-        return {"is_torn": is_odd, "must_stop": must_stop, "slowness": self.slowness}
+        return {
+            "is_torn": is_odd,
+            "must_stop": must_stop,
+            "must_recompute": objection.finding in (Finding.NOT_FINITE, Finding.NORM_SPIKE),
+            "slowness": self.slowness,
+        }
 
     def committed(self) -> None:
         self._history = self._history.committed(self._norm, self.guards)

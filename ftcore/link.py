@@ -43,6 +43,7 @@ class Verdict:
     is_committed: bool
     reason: str
     grant: Grant | None
+    must_recompute: bool = False
 
 
 def _connect(manager: ManagerAddress, silent_limit_s: float) -> FrameSocket:
@@ -109,11 +110,13 @@ class Link:
         heal_s: float = 0.0,
         is_torn: bool = False,
         must_stop: bool = False,
+        must_recompute: bool = False,
         slowness: float = 0.0,
     ) -> Verdict:
         """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`: how long
         this rank took to build the process group and to heal. `is_torn`: its state has to be
-        healed. `must_stop`: its group cannot go on.
+        healed. `must_stop`: its group cannot go on. `must_recompute`: what its group has computed
+        for this step is not to be trusted.
 
         A rank that is its whole group knows what a yes will lead to. While it may run on, it does
         not wait for the answer, but for that to the vote before.
@@ -121,6 +124,7 @@ class Link:
         vote = pb.Vote(step=grant.step, is_ok=is_ok, reason=reason[:4000], until=until)
         vote.group_s, vote.heal_s, vote.slowness = group_s, heal_s, slowness
         vote.is_torn, vote.must_stop = is_torn, must_stop
+        vote.must_recompute = must_recompute
         self._send(pb.FromRank(vote=vote))
         self._unanswered += 1
         while self._unanswered > 1:
@@ -135,7 +139,12 @@ class Link:
         next_grant = None
         if decision.is_committed and following <= decision.may_run and following < until:
             next_grant = _following(grant, decision.may_run)
-        return Verdict(is_committed=decision.is_committed, reason=decision.reason, grant=next_grant)
+        return Verdict(
+            is_committed=decision.is_committed,
+            reason=decision.reason,
+            grant=next_grant,
+            must_recompute=decision.must_recompute,
+        )
 
     def _decision(self) -> pb.Decision:
         self._unanswered -= 1

@@ -260,10 +260,9 @@ class Manager:
         if self.watch.must_leave:
             self.drain(self.watch.must_leave)
             self.watch.must_leave = ""
-        found = step.objection.why if step.objection else self._guard(step) if self._guard else ""
-        if found:
-            self.gradients.doubt()
-        return found
+        if step.objection is not None:
+            return step.objection.why
+        return self._guard(step) if self._guard is not None else ""
 
     def _note_quorum(self, grant: Grant) -> None:
         quorum = grant.quorum
@@ -299,6 +298,8 @@ class Manager:
             self._commit(step, verdict)
             return
         event(log, "step.failed", step=step.index, reason=verdict.reason)
+        if verdict.must_recompute:  # all ranks of the group or none: they compute together
+            self.gradients.doubt()
         self.state.attempt_failed()
         step.grant = link.wait_grant(self.until)
         event(log, "step.repeated", step=step.index, quorum=show_id(step.quorum_id))

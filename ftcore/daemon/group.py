@@ -84,6 +84,7 @@ class Group:
     _healed: Ballot = field(init=False)
     _must_stop: bool = False
     _aborted: Go | None = None  # the running step, if it was aborted
+    _must_recompute: bool = False
 
     def __post_init__(self) -> None:
         self._ready, self._votes, self._healed = (Ballot(self.config.ranks) for _ in range(3))
@@ -174,7 +175,8 @@ class Group:
         core.slowness = vote.slowness or core.slowness
         if vote.is_torn:
             core.state_torn()
-        self._must_stop = self._must_stop or vote.must_stop
+        self._must_stop |= vote.must_stop
+        self._must_recompute |= vote.must_recompute
         if not self._votes.say(rank, "" if vote.is_ok else vote.reason or "failed"):
             return
         reason = self._votes.reason
@@ -186,6 +188,7 @@ class Group:
             self.stop(reason, GUARD_REMEDY)
             return
         decision = pb.Decision(step=vote.step, is_committed=not reason, reason=reason)
+        decision.must_recompute, self._must_recompute = self._must_recompute, False
         if reason:
             self._count_failure(reason)
         else:

@@ -208,7 +208,7 @@ class Ready(_message.Message):
     def __init__(self, until: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "must_stop", "slowness")
+    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "must_stop", "slowness", "must_recompute")
     STEP_FIELD_NUMBER: _ClassVar[int]
     IS_OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class Vote(_message.Message):
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
     MUST_STOP_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     step: int
     is_ok: bool
     reason: str
@@ -227,7 +228,8 @@ class Vote(_message.Message):
     heal_s: float
     must_stop: bool
     slowness: float
-    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., must_stop: bool = ..., slowness: _Optional[float] = ...) -> None: ...
+    must_recompute: bool
+    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., must_stop: bool = ..., slowness: _Optional[float] = ..., must_recompute: bool = ...) -> None: ...
 
 class Healed(_message.Message):
     __slots__ = ("lineage",)
@@ -276,18 +278,20 @@ class Go(_message.Message):
     def __init__(self, step: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., must_heal: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("is_committed", "reason", "go", "step", "may_run")
+    __slots__ = ("is_committed", "reason", "go", "step", "must_recompute", "may_run")
     IS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     MAY_RUN_FIELD_NUMBER: _ClassVar[int]
     is_committed: bool
     reason: str
     go: Go
     step: int
+    must_recompute: bool
     may_run: int
-    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., may_run: _Optional[int] = ...) -> None: ...
+    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., must_recompute: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("quorum_id", "reason")
