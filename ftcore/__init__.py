@@ -11,6 +11,7 @@ _HOMES = {
     "ElasticSampler": "ftcore.data.sampler",
     "Guards": "ftcore.guards",
     "Manager": "ftcore.manager",
+    "Preemption": "ftcore.notice",
     "wrap": "ftcore.elastic",
 }
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from ftcore.elastic import wrap
     from ftcore.guards import Guards
     from ftcore.manager import Manager
+    from ftcore.notice import Preemption
 
-__all__ = ["ElasticSampler", "Guards", "Manager", "wrap"]
+__all__ = ["ElasticSampler", "Guards", "Manager", "Preemption", "wrap"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -84,6 +85,7 @@ class Link:
         self._stuck_limit_s, self._has_noticed = stuck_limit_s, threading.Event()
         self._asks = _connect(manager, silent_limit_s)
         self._pushes = _connect(manager, silent_limit_s)
+        self._leaving = threading.Lock()
         for is_push, sock in ((False, self._asks), (True, self._pushes)):
             hello.token, hello.is_push = manager.token, is_push
             sock.send(pb.FromRank(hello=hello).SerializeToString())
@@ -154,8 +156,11 @@ class Link:
         self._send(pb.FromRank(healed=pb.Healed(lineage=lineage)))
 
     def leave(self, reason: str) -> None:
-        """Ask to leave in good order. May be called from a signal handler."""
-        self._send(pb.FromRank(leave=pb.Leave(reason=reason)))
+        """Ask to leave in good order. May be called from any thread: it goes over the connection
+        on which the training thread says nothing. A manager that is gone needs not be told."""
+        payload = pb.FromRank(leave=pb.Leave(reason=reason)).SerializeToString()
+        with self._leaving, contextlib.suppress(OSError):
+            self._pushes.send(payload)
 
     def close(self, reason: str) -> None:
         self._has_noticed.set()

@@ -19,6 +19,7 @@ from ftcore.base.machine import this_machine
 from ftcore.checkpoints import Checkpointer, JobCheckpoints
 from ftcore.crew import Crew
 from ftcore.data.sampler import ElasticSampler
+from ftcore.departure import Departure
 from ftcore.elastic import ElasticGradients
 from ftcore.errors import GroupStopped, NothingToReduce, StepNotIterated
 from ftcore.gradients import ExactGradients, FastGradients, Gradients
@@ -27,6 +28,7 @@ from ftcore.guards import NO_GUARDS, Guards
 from ftcore.heal import HealFailed, OfferRefused
 from ftcore.link import Grant, Link, Verdict
 from ftcore.live_state import LiveState
+from ftcore.notice import ON_SIGTERM, Notice, Preemption
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.gloo import GlooGroup
@@ -75,6 +77,11 @@ class Manager:
         Make it longer than any pause of one group alone, like an evaluation. 0: never. Default:
         half of collective_timeout_s.
 
+    preemption: from where notice is taken that this machine goes; by default from SIGTERM. The
+        group finishes its step and leaves, nobody repeats one. See ftcore.Preemption.
+    on_notice: called on the training thread when a group that had notice has left; what is left of
+        the time is for a save of your own. `checkpoints` are saved before.
+
     Group rank and size are taken from RANK and WORLD_SIZE, which mean the ranks within this
     replica group; lighthouse, replica_id, job and host also from FTCORE_LIGHTHOUSE,
     FTCORE_REPLICA_ID, FTCORE_JOB and FTCORE_HOST. Raises BadSetting.
@@ -105,6 +112,8 @@ class Manager:
         checkpoints: Checkpointer | None = None,
         checkpoint_every: int = 100,
         guard: Callable[[Step], str] | None = None,
+        preemption: Preemption | None = ON_SIGTERM,
+        on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
         _refuse_what_cannot_work(model, mode)
         has_shards = mode != "elastic" and gradients is None
@@ -139,6 +148,7 @@ class Manager:
                 checkpoints, every=checkpoint_every, state=self.state, place=self.place
             )
         self.drained_because = ""
+        self.departure = Departure(preemption, on_notice)
         self._guard = guard
         self._limits = {
             "stopped_limit_s": detect_within_s,
@@ -191,6 +201,7 @@ class Manager:
                 raise self._explained(stop) from None
             self.drained_because = str(stop)
             event(log, "group.drained", reason=str(stop))
+            self.departure.left(self.checkpoints)
 
     def _explained(self, stop: GroupStopped) -> GroupStopped:
         """Add the first difference when this group's state has another layout."""
@@ -207,6 +218,7 @@ class Manager:
     def close(self, *, is_failure: bool = False) -> None:
         """Tell the manager that this rank is done, and release everything. Waits for checkpoints
         that are being written."""
+        self.departure.close()
         if self._link is not None:
             self._link.close("finished" if self.state.committed >= self.until else "closed")
             self._link = None
@@ -332,6 +344,7 @@ class Manager:
     def _attached(self) -> Link:
         if self._link is None:
             self._link = self._attach()
+            self.departure.attached(self._link.leave)
         return self._link
 
     def _attach(self) -> Link:

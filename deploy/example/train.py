@@ -1,4 +1,4 @@
-"""A training script as the manifests start it: SIGTERM means, leave in good order.
+"""A training script as the manifests start it. SIGTERM lets its group leave in good order.
 
 Run it with `FTCORE_LIGHTHOUSE=HOST:PORT FTCORE_REPLICA_ID=r0 python train.py`, several times with
 other names; or by torchrun, once per rank.
@@ -7,7 +7,6 @@ other names; or by torchrun, once per rank.
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 import torch
@@ -24,13 +23,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     optimizer = torch.optim.AdamW(model.parameters())
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     with Manager(model, optimizer, shards=SHARDS) as manager:
         for step in manager.steps(STEPS):
-            if told:
-                manager.drain("SIGTERM")  # the loop ends when the others can go on alone
-                told.clear()
             for shard in step:
                 inputs = torch.randn(4, 8)
                 loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()

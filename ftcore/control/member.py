@@ -137,8 +137,9 @@ class MemberCore:
             self._limit = self._promise_limit(self._prepare)
 
     def leave(self, reason: str) -> None:
-        """Drain: out at the next boundary that the lighthouse names."""
-        self.want, self.reason = Want.LEAVE, reason
+        """Drain: out at the next boundary that the lighthouse names; at once without a seat."""
+        is_out = self.quorum is None and not self.pending and self.running is None
+        self.want, self.reason = Want.GONE if is_out else Want.LEAVE, reason
 
     def die(self, reason: str) -> None:
         """A rank is gone, so this life of the group is over."""
@@ -286,4 +287,6 @@ class MemberCore:
         self.quorum, self.pending = None, ()
         self._prepare, self._limit = None, inf
         self._is_broken, self._failed_id = False, 0
+        if self.want is Want.LEAVE:
+            self.want = Want.GONE  # it is out already
         return self.running is not None

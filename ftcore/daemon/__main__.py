@@ -121,7 +121,8 @@ def main() -> None:
     config["endpoints"] = tuple(config["endpoints"])
     configure_logging(level="WARNING")
     logging.getLogger("ftcore").setLevel(level)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer; we end with it
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the trainer; we end with it
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run(Config(**config), parent_pid))
     event(log, "manager.ended", level=logging.DEBUG)

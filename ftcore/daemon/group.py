@@ -82,6 +82,7 @@ class Group:
     _ready: Ballot = field(init=False)
     _votes: Ballot = field(init=False)
     _healed: Ballot = field(init=False)
+    _drain_reason: str = ""
     _must_stop: bool = False
     _aborted: Go | None = None  # the running step, if it was aborted
     _must_recompute: bool = False
@@ -160,6 +161,8 @@ class Group:
         )
         self.core.until = self.until
         self.introduced.set()
+        if self._drain_reason:
+            self.drain(self._drain_reason)
         self._try_start()
 
     def _on_ready(self, rank: int, ready: pb.Ready) -> None:
@@ -295,9 +298,11 @@ class Group:
 
     def drain(self, reason: str) -> None:
         """Leave in good order: the lighthouse names the step from which others go on alone."""
+        self._drain_reason = reason  # a rank may be told before another one has said hello
         if self.core is not None and self.core.want is not Want.GONE:
             self.core.leave(reason)
             self.poke()
+            self._end_if_dismissed()
 
     def stop(self, what: str, remedy: str, *, compare_with: str = "", clean: bool = False) -> None:
         """Tell all ranks why this group cannot go on, and end this life."""

@@ -186,6 +186,8 @@ def test_a_group_that_is_told_leaves_in_good_order_and_is_requeued(batch, lighth
         )
 
     wait_for(others_went_on, first.log.read_text())
+    after = lighthouse.status()["jobs"]["llm-7"]
+    assert after["steps_repeated"] == before["steps_repeated"], lighthouse.get("/interruptions")
     assert not first.told()
 
 

@@ -44,6 +44,9 @@ def train(config, events):
     options = dict(config.get("options", {}))
     if reason := options.pop("guard", ""):
         options["guard"] = lambda step: reason
+    if preemption := options.pop("preemption", None):
+        options["preemption"] = ftcore.Preemption(**preemption)
+    options["on_notice"] = lambda notice: events.say("noticed", why=notice.reason)
     with Manager(
         model,
         optimizer,
