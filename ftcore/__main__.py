@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ftcore.base.cli import FtGroup
+from ftcore.config_command import config
 from ftcore.demo.command import demo
 
 
@@ -14,6 +15,7 @@ def main() -> None:
     """Fault-tolerant training: demo and tools."""
 
 
+main.add_command(config)
 main.add_command(demo)
 
 if __name__ == "__main__":

@@ -95,6 +95,16 @@ class Crew:
         except (dist.DistError, RuntimeError):
             return  # the member that hosts the store saw everybody, and left
 
+    def linger(self, *, timeout_s: float) -> None:
+        """Keep the connections of a group that was dismissed until the others have given them up:
+        one of them may still be in the last reduction, and a close would break it."""
+        quorum = self.quorum
+        if quorum is None or len(quorum.members) == 1:
+            return
+        deadline = time.monotonic() + timeout_s
+        while self.error is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+
     def _prefix(self, quorum: Quorum) -> str:
         return crew_name(self._job, quorum.quorum_id, self._rank)
 

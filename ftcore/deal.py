@@ -7,9 +7,14 @@ from ftcore.wire.messages import Quorum
 
 
 def contributors(quorum: Quorum, *, step: int) -> list[int]:
-    """The replica ranks that have a part in `step`: a member that heals there has none."""
+    """The replica ranks that have a part in `step`: spares have none, nor does who heals there.
+
+    When all active members heal, the spares that they heal from stand in for that step.
+    """
     healing = quorum.healing if step == quorum.from_step else frozenset()
-    return [rank for rank, name in enumerate(quorum.replica_ids) if name not in healing]
+    whole = [rank for rank, name in enumerate(quorum.replica_ids) if name not in healing]
+    active = [rank for rank in whole if quorum.replica_ids[rank] not in quorum.spares]
+    return active or whole
 
 
 def owners(quorum: Quorum, *, step: int, shards: int) -> tuple[int, ...]:

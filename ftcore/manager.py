@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ftcore import __version__
 from ftcore.base.errors import BadSetting
+from ftcore.base.ladder import climb
 from ftcore.base.log import event
 from ftcore.base.machine import this_machine
 from ftcore.checkpoints import Checkpointer, JobCheckpoints
@@ -33,7 +34,7 @@ from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.gloo import GlooGroup
 from ftcore.process_group.store import HostedStore, host_store
-from ftcore.settings import current_env, find_place
+from ftcore.settings import current_env, find_place, manager_limits
 from ftcore.start import find_manager, find_store
 from ftcore.step import Step
 from ftcore.wire import ftcore_pb2 as pb
@@ -62,7 +63,8 @@ class Manager:
         without failures. "fast" uses ordinary all-reduce. "elastic" is for loops that stay as
         they are, see ftcore.wrap: each group brings its own batch.
     gradients: what a step does instead, such as ftcore.local_sgd.DiLoCo(sync_every=100).
-    detect_within_s: how long a rank may be stopped before its group is given up.
+    detect_within_s: how long a rank may be stopped before its group is given up. Default: 2. All
+        other times follow from it unless they are given; `ftcore config` prints them.
     guards: what has to be right before a step is committed, see ftcore.Guards. None: nothing is.
     guard: one of your own. It looks at each step after its reduction and before the vote; what it
         returns, if anything, is why the step must not be committed. It is repeated then.
@@ -87,6 +89,14 @@ class Manager:
     FTCORE_REPLICA_ID, FTCORE_JOB and FTCORE_HOST. Raises BadSetting.
     """
 
+    until = 0
+    drained_because = ""
+    checkpoints: JobCheckpoints | None = None
+    _link: Link | None = None
+    _grant: Grant | None = None
+    _store: HostedStore | None = None
+    _noted_id = 0
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -102,11 +112,11 @@ class Manager:
         job: str | None = None,
         host: str | None = None,
         group: Group | None = None,
-        detect_within_s: float = 2.0,
-        attach_timeout_s: float = 30.0,
-        collective_timeout_s: float = 60.0,
+        detect_within_s: float | None = None,
+        attach_timeout_s: float | None = None,
+        collective_timeout_s: float | None = None,
         hang_after_s: float | None = None,
-        heal_timeout_s: float = 600.0,
+        heal_timeout_s: float | None = None,
         failed_steps_max: int = 10,
         guards: Guards | None = None,
         checkpoints: Checkpointer | None = None,
@@ -116,6 +126,14 @@ class Manager:
         on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
         _refuse_what_cannot_work(model, mode)
+        given = {
+            "detect_within_s": detect_within_s,
+            "attach_timeout_s": attach_timeout_s,
+            "collective_timeout_s": collective_timeout_s,
+            "hang_after_s": hang_after_s,
+            "heal_timeout_s": heal_timeout_s,
+        }
+        self.ladder = climb(given, current_env())
         has_shards = mode != "elastic" and gradients is None
         self.shards = _count_shards(shards, data, at_least=0 if has_shards else 1)
         self.place = find_place(
@@ -123,10 +141,9 @@ class Manager:
         )
         self.seed, self.data = seed, data
         self.mode = mode if gradients is None else getattr(gradients, "__name__", str(gradients))
-        self.until = 0
         self.group = group if group is not None else GlooGroup(interface=self.place.host)
         self.state = LiveState(
-            model, optimizer, host=self.place.host, heal_timeout_s=heal_timeout_s
+            model, optimizer, host=self.place.host, heal_timeout_s=self.ladder["heal_timeout_s"]
         )
         if data is not None:
             self.state.register("data", data.state_dict, data.load_state_dict)
@@ -140,26 +157,15 @@ class Manager:
             job=self.place.job,
             replica_id=self.place.replica_id,
             rank=self.place.rank,
-            timeout_s=collective_timeout_s,
+            timeout_s=self.ladder["collective_timeout_s"],
         )
-        self.checkpoints: JobCheckpoints | None = None
         if checkpoints is not None:
             self.checkpoints = JobCheckpoints(
                 checkpoints, every=checkpoint_every, state=self.state, place=self.place
             )
-        self.drained_because = ""
         self.departure = Departure(preemption, on_notice)
         self._guard = guard
-        self._limits = {
-            "stopped_limit_s": detect_within_s,
-            "attach_timeout_s": attach_timeout_s,
-            "failed_steps_max": failed_steps_max,
-            "hang_after_s": collective_timeout_s / 2 if hang_after_s is None else hang_after_s,
-        }
-        self._link: Link | None = None
-        self._grant: Grant | None = None
-        self._noted_id = 0
-        self._store: HostedStore | None = None
+        self._limits = manager_limits(self.ladder) | {"failed_steps_max": failed_steps_max}
 
     # For the training loop
 
@@ -201,6 +207,7 @@ class Manager:
                 raise self._explained(stop) from None
             self.drained_because = str(stop)
             event(log, "group.drained", reason=str(stop))
+            self.crew.linger(timeout_s=self.ladder["detect_within_s"])
             self.departure.left(self.checkpoints)
 
     def _explained(self, stop: GroupStopped) -> GroupStopped:

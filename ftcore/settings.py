@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ftcore.base.errors import BadSetting
+from ftcore.base.ladder import RULES, Ladder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +90,23 @@ def _address_towards(endpoint: str) -> str:
 
 def current_env() -> Mapping[str, str]:
     return os.environ
+
+
+def parse_limits(settings: Iterable[str]) -> dict[str, float | None]:
+    """`name=seconds` each, of limits that there are. Raises BadSetting."""
+    found: dict[str, float | None] = {}
+    for text in settings:
+        name, _, seconds = text.partition("=")
+        if name not in RULES:
+            raise BadSetting(f"{name!r} is no time limit", remedy=f"There are {', '.join(RULES)}.")
+        try:
+            found[name] = float(seconds)
+        except ValueError:
+            raise BadSetting(f"{text!r} is not NAME=SECONDS") from None
+    return found
+
+
+def manager_limits(ladder: Ladder) -> dict[str, float]:
+    """What the manager process is told, by the names of its configuration."""
+    names = ("attach_timeout_s", "hang_after_s", "greeting_timeout_s")
+    return {"stopped_limit_s": ladder["detect_within_s"], **{n: ladder[n] for n in names}}

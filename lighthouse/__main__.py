@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def main() -> None:
 @click.option("--http", default="", help="A second HOST:PORT, with the same on it.")
 @click.option("--advertise", default="", help="HOST:PORT that others reach us at, if not --bind.")
 @click.option("--lease", default="memory", show_default=True, help=LEASES)
-@click.option("--lease-ttl", default=2.0, show_default=True, help="Seconds a lease lasts.")
+@click.option("--lease-ttl", type=float, help="Seconds a lease lasts.")
 @click.option("--journal", type=FILE, help="With --lease memory: keeps quorum ids over restarts.")
 @click.option("--tls-cert", type=FILE, help="PEM certificate chain; turns TLS on.")
 @click.option("--tls-key", type=FILE, help="PEM key of --tls-cert.")
@@ -39,10 +40,12 @@ def main() -> None:
 @click.option("--tokens", type=FILE, help="File of `JOB TOKEN` lines; read again when it changes.")
 @click.option("--insecure", is_flag=True, help="Plain text on an address that is not loopback.")
 @click.option("--min-replicas", default=1, show_default=True, help="Fewer never train.")
-@click.option("--max-replicas", default=2**31, help="More groups than this wait as spares.")
-@click.option("--join-timeout", default=10.0, show_default=True, help="Seconds for stragglers.")
-@click.option("--heartbeat-timeout", default=2.0, show_default=True, help="Seconds of silence.")
-@click.option("--promise-timeout", default=60.0, show_default=True, help="Seconds to end a step.")
+@click.option("--max-replicas", default=2**31, help="More groups than this do not compute.")
+@click.option("--spares", default=0, help="So many of them follow each step, to take over at once.")
+@click.option("--detect-within", type=float, help="Seconds; all others follow: `ftcore config`.")
+@click.option("--join-timeout", type=float, help="Seconds for stragglers.")
+@click.option("--heartbeat-timeout", type=float, help="Seconds of silence.")
+@click.option("--promise-timeout", type=float, help="Seconds to end a step.")
 @click.option(
     "--torchft-join-timeout", default=60.0, show_default=True, help="For torchft clients."
 )
@@ -56,7 +59,7 @@ def serve(bind: str, http: str, log_level: str, log_json: bool, **options: objec
     from lighthouse.settings import Settings
 
     configure_logging(level=log_level, json_lines=log_json)
-    settings = Settings.of(bind=bind, http=http, options=options)
+    settings = Settings.of(bind=bind, http=http, options=options, env=os.environ)
 
     def ready(place: Serving) -> None:
         click.echo(json.dumps({"address": place.address, "http": place.http_address}))

@@ -12,28 +12,38 @@ from enum import Enum
 from math import inf
 
 from ftcore.wire.messages import Quorum, Report, Want
+from lighthouse.spares import spares_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What the operator chose.
 
+    replicas_min, replicas_max: fewer never train; more are hot spares, `spares_max` of them, which
+        count for replicas_min because they take over at once. Others wait outside.
     join_timeout_s: how long the first quorum waits for living groups that have not asked.
     heartbeat_timeout_s: silence after which a group counts as lost.
     reattach_timeout_s: how long a group whose stream closed may take to come back.
     learn_timeout_s: how long a new lighthouse waits for members of a quorum it did not issue. One
         that stopped without dying is noticed by different groups up to 2 s apart. Never less than
         heartbeat_timeout_s.
+    report_every_s: how often groups report at least. 0: four times in heartbeat_timeout_s.
     promise_timeout_s: how long a living member may take to end its step when a quorum is broken.
     """
 
     replicas_min: int = 1
     replicas_max: int = 2**31
+    spares_max: int = 0
     join_timeout_s: float = 10.0
     heartbeat_timeout_s: float = 2.0
     reattach_timeout_s: float = 0.5
     learn_timeout_s: float = 0.0
     promise_timeout_s: float = 60.0
+    report_every_s: float = 0.0
+
+    @property
+    def seats_max(self) -> int:
+        return self.replicas_max + self.spares_max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +167,11 @@ def _first(view: View, policy: Policy, now: float) -> Decision:
     if 2 * len(asking) <= living:
         return Waiting(hold=Hold.NO_MAJORITY, whom=_ids(asking))
     deadline = min(s.asked_at for s in asking) + policy.join_timeout_s
-    if len(asking) < min(living, policy.replicas_max) and now < deadline:
+    if len(asking) < min(living, policy.seats_max) and now < deadline:
         missing = set(view.seats) - {s.replica_id for s in asking}
         return Waiting(hold=Hold.STRAGGLERS, until=deadline, whom=tuple(sorted(missing)))
-    return _begin(view, asking[: policy.replicas_max])
+    newest_first = sorted(asking, key=lambda s: (s.report.is_valid, *_age(s)), reverse=True)
+    return _begin(view, newest_first[: policy.seats_max], policy)
 
 
 def _change(view: View, members: list[Seat], policy: Policy, now: float) -> Decision:
@@ -186,13 +197,13 @@ def _change(view: View, members: list[Seat], policy: Policy, now: float) -> Deci
         stay = members  # those who leave hold the only state: first let others copy it
     if not stay:
         from_step = 0 if change.is_broken else _boundary(members)
-        return _quorum(view, [], [], from_step=from_step)
-    joiners = joiners[: max(0, policy.replicas_max - len(stay))]
+        return _quorum(view, [], [], policy, from_step=from_step)
+    joiners = joiners[: max(0, policy.seats_max - len(stay))]
     if len(stay) + len(joiners) < policy.replicas_min:
         return Waiting(hold=Hold.TOO_FEW, whom=_ids([*stay, *joiners]))
     if change.is_broken:
-        return _repair(view, stay=stay, joiners=joiners)
-    return _extend(view, members, stay=stay, joiners=joiners)
+        return _repair(view, policy, stay=stay, joiners=joiners)
+    return _extend(view, members, policy, stay=stay, joiners=joiners)
 
 
 def _has_promised(report: Report, view: View) -> bool:
@@ -215,7 +226,7 @@ def _wanted_change(view: View, members: list[Seat], policy: Policy) -> StartChan
     if any(s.report.want is Want.LEAVE for s in members):
         return StartChange(is_broken=False, reason="a member leaves")
     joiners = _asking(view, without=_ids(members))
-    if joiners and len(members) < policy.replicas_max:
+    if joiners and len(members) < policy.seats_max:
         return StartChange(is_broken=False, reason=f"{joiners[0].replica_id} joins")
     if any(s.report.promised > standing.quorum_id for s in members):
         return StartChange(is_broken=False, reason="an earlier lighthouse left a change unfinished")
@@ -234,7 +245,7 @@ def _ids(seats: Iterable[Seat]) -> tuple[str, ...]:
     return tuple(s.replica_id for s in seats)
 
 
-def _begin(view: View, asking: list[Seat]) -> Decision:
+def _begin(view: View, asking: list[Seat], policy: Policy) -> Decision:
     """The first quorum, or the first after all members are gone: start from the newest state."""
     whole = [s for s in asking if s.report.is_valid]
     if not whole:
@@ -242,22 +253,24 @@ def _begin(view: View, asking: list[Seat]) -> Decision:
     sources = _newest(whole)
     if sources[0].report.lineage == 0 and view.init_sync:
         sources = sources[:1]  # nothing says that initial weights are equal: make them so
-    return _quorum(view, asking, sources, from_step=sources[0].report.committed)
+    return _quorum(view, asking, sources, policy, from_step=sources[0].report.committed)
 
 
-def _repair(view: View, *, stay: list[Seat], joiners: list[Seat]) -> Decision:
+def _repair(view: View, policy: Policy, *, stay: list[Seat], joiners: list[Seat]) -> Decision:
     """After a loss or a failed step nobody runs: go on from the newest state of those who stay."""
     seats = [*stay, *joiners]
     whole = [s for s in stay if s.report.is_valid] or [s for s in seats if s.report.is_valid]
     if not whole:
         return Waiting(hold=Hold.NO_STATE, whom=_ids(seats))
     sources = _newest(whole)
-    return _quorum(view, seats, sources, from_step=sources[0].report.committed)
+    return _quorum(view, seats, sources, policy, from_step=sources[0].report.committed)
 
 
-def _extend(view: View, members: list[Seat], *, stay: list[Seat], joiners: list[Seat]) -> Quorum:
+def _extend(
+    view: View, members: list[Seat], policy: Policy, *, stay: list[Seat], joiners: list[Seat]
+) -> Quorum:
     """Members go on running: switch at the first step that none of them can have started."""
-    return _quorum(view, [*stay, *joiners], stay, from_step=_boundary(members))
+    return _quorum(view, [*stay, *joiners], stay, policy, from_step=_boundary(members))
 
 
 def _boundary(members: list[Seat]) -> int:
@@ -265,17 +278,25 @@ def _boundary(members: list[Seat]) -> int:
 
 
 def _newest(seats: list[Seat]) -> list[Seat]:
-    def age(seat: Seat) -> tuple[int, int]:
-        return seat.report.committed, seat.report.lineage
-
-    newest = max(map(age, seats))
-    return [s for s in seats if age(s) == newest]
+    newest = max(map(_age, seats))
+    return [s for s in seats if _age(s) == newest]
 
 
-def _quorum(view: View, seats: list[Seat], sources: list[Seat], *, from_step: int) -> Quorum:
+def _age(seat: Seat) -> tuple[int, int]:
+    return seat.report.committed, seat.report.lineage
+
+
+def _quorum(
+    view: View, seats: list[Seat], sources: list[Seat], policy: Policy, *, from_step: int
+) -> Quorum:
+    healing = frozenset(_ids(seats)) - frozenset(_ids(sources))
+    spares = spares_of(
+        _ids(seats), active_max=policy.replicas_max, standing=view.standing, healing=healing
+    )
     return Quorum(
         quorum_id=view.change.change_id if view.change else view.last_id + 1,
         from_step=from_step,
         members=tuple(sorted(s.report.member for s in seats)),
-        healing=frozenset(_ids(seats)) - frozenset(_ids(sources)),
+        healing=healing,
+        spares=spares,
     )

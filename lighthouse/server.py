@@ -84,7 +84,8 @@ class Job:
         if old := self._outboxes.pop(life, None):
             old.close()
         self._outboxes[life] = outbox
-        every_s = self.core.policy.heartbeat_timeout_s / 4
+        policy = self.core.policy
+        every_s = policy.report_every_s or policy.heartbeat_timeout_s / 4
         outbox.put(encode_order(Attached(report_every_s=every_s)))
         now = self._clock()
         self._heard_at[life[0]] = now

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcore.base.errors import BadSetting
+from ftcore.base.ladder import Ladder, climb
 from lighthouse.front import FrontLimits
 from lighthouse.lease import Lease, Timing, parse_lease
 from lighthouse.quorum import Policy
@@ -29,8 +30,11 @@ class Settings:
     journal: Path | None
 
     @classmethod
-    def of(cls, *, bind: str, http: str, options: Mapping[str, Any]) -> Settings:
+    def of(
+        cls, *, bind: str, http: str, options: Mapping[str, Any], env: Mapping[str, str]
+    ) -> Settings:
         """Raises BadSetting with the names and values that do not fit."""
+        ladder = _ladder(options, env)
         _check_numbers(options)
         if options["journal"] and options["lease"] != "memory":
             raise BadSetting(
@@ -38,7 +42,7 @@ class Settings:
                 remedy="Leave --journal away, or use --lease memory.",
             )
         settings = cls(
-            policy=_policy(options),
+            policy=_policy(options, ladder),
             torchft=TorchftPolicy(
                 replicas_min=options["min_replicas"],
                 join_timeout_s=options["torchft_join_timeout"],
@@ -46,7 +50,7 @@ class Settings:
             ),
             place=_place(bind, http, options),
             lease_text=options["lease"],
-            timing=Timing(ttl_s=options["lease_ttl"]),
+            timing=Timing(ttl_s=ladder["lease_ttl_s"]),
             journal=options["journal"],
         )
         settings.lease()  # a wrong --lease is named now
@@ -64,11 +68,11 @@ class Settings:
 
 
 def _check_numbers(options: Mapping[str, Any]) -> None:
-    positive = ("heartbeat_timeout", "torchft_heartbeat_timeout", "min_replicas", "connections_max")
+    positive = ("torchft_heartbeat_timeout", "min_replicas", "connections_max")
     for name in (*positive, "max_replicas"):
         if options[name] <= 0:
             raise BadSetting(f"--{name.replace('_', '-')} {options[name]} is not above zero")
-    for name in ("join_timeout", "torchft_join_timeout", "promise_timeout"):
+    for name in ("spares", "torchft_join_timeout"):
         if options[name] < 0:
             raise BadSetting(f"--{name.replace('_', '-')} {options[name]} is below zero")
     if options["max_replicas"] < options["min_replicas"]:
@@ -78,16 +82,29 @@ def _check_numbers(options: Mapping[str, Any]) -> None:
         )
 
 
-def _policy(options: Mapping[str, Any]) -> Policy:
-    heartbeat_s = options["heartbeat_timeout"]
+def _ladder(options: Mapping[str, Any], env: Mapping[str, str]) -> Ladder:
+    """The times that are options, then those of the environment, then what follows from them."""
+    given = {
+        "detect_within_s": options["detect_within"],
+        "heartbeat_timeout_s": options["heartbeat_timeout"],
+        "join_timeout_s": options["join_timeout"],
+        "promise_timeout_s": options["promise_timeout"],
+        "lease_ttl_s": options["lease_ttl"],
+    }
+    return climb(given, env, as_source="option")
+
+
+def _policy(options: Mapping[str, Any], ladder: Ladder) -> Policy:
     return Policy(
         replicas_min=options["min_replicas"],
         replicas_max=options["max_replicas"],
-        join_timeout_s=options["join_timeout"],
-        heartbeat_timeout_s=heartbeat_s,
-        reattach_timeout_s=min(0.5, heartbeat_s / 2),
-        learn_timeout_s=0.0 if options["lease"] == "memory" else 2 * heartbeat_s,
-        promise_timeout_s=options["promise_timeout"],
+        spares_max=options["spares"],
+        join_timeout_s=ladder["join_timeout_s"],
+        heartbeat_timeout_s=ladder["heartbeat_timeout_s"],
+        report_every_s=ladder["report_every_s"],
+        reattach_timeout_s=ladder["reattach_timeout_s"],
+        learn_timeout_s=0.0 if options["lease"] == "memory" else ladder["learn_timeout_s"],
+        promise_timeout_s=ladder["promise_timeout_s"],
     )
 
 

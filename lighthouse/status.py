@@ -21,6 +21,7 @@ def job_status(core: JobCore, decision: Decision | None, now: float) -> JsonDict
         "from_step": standing.from_step if standing else 0,
         "members": list(standing.replica_ids) if standing else [],
         "healing": sorted(standing.healing) if standing else [],
+        "spares": sorted(standing.spares) if standing else [],
         "waiting": waiting_sentence(core, decision, now),
         "groups": {name: _group(core, seat, now) for name, seat in sorted(core.seats.items())},
     }
@@ -43,7 +44,7 @@ def _group(core: JobCore, seat: Seat, now: float) -> JsonDict:
 
 
 def group_state(core: JobCore, seat: Seat) -> str:
-    """member, healing, waiting, leaving, failed or joining."""
+    """member, spare, healing, waiting, leaving, failed or joining."""
     report, standing = seat.report, core.standing
     is_member = standing is not None and report.member.life in standing.lives
     if report.want.name == "LEAVE":
@@ -53,7 +54,8 @@ def group_state(core: JobCore, seat: Seat) -> str:
     if is_member and not report.is_valid:
         return "healing"
     if is_member:
-        return "member"
+        assert standing is not None
+        return "spare" if seat.replica_id in standing.spares else "member"
     return "waiting" if report.want.name == "SEAT" else "joining"
 
 

@@ -35,6 +35,7 @@ async def run(config: Config, parent_pid: int) -> None:
         report=group.report_bytes,
         news=group.news_bytes,
         order=group.order,
+        greeting_timeout_s=config.greeting_timeout_s,
     )
     watch = ProcessWatch(died=group.rank_died)
     group.poke = uplink.poke

@@ -48,6 +48,7 @@ class Config:
     token: str
     stopped_limit_s: float = 2.0
     attach_timeout_s: float = 30.0
+    greeting_timeout_s: float = 1.0
     failed_steps_max: int = 10
     hang_after_s: float = 30.0  # 0: a step may take for ever
     listen_host: str = ""

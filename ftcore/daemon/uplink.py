@@ -18,7 +18,6 @@ from ftcore.wire.messages import Attached, Order
 
 log = logging.getLogger("ftcore.daemon")
 
-GREETING_TIMEOUT_S = 1.0  # a stopped lighthouse still accepts connections
 METHOD = "/ftcore.v1.Lighthouse/Attach"
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -50,7 +49,10 @@ class Uplink:
         report: Callable[[], bytes],
         news: Callable[[], bytes | None],
         order: Callable[[Order], None],
+        greeting_timeout_s: float = 1.0,
     ) -> None:
+        """`greeting_timeout_s`: a stopped lighthouse still accepts connections."""
+        self._greeting_timeout_s = greeting_timeout_s
         self._endpoints = list(endpoints)
         self._hello, self._report, self._news, self._order = hello, report, news, order
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
@@ -87,7 +89,7 @@ class Uplink:
             self._call = call
             sender = asyncio.create_task(self._send_reports(call))
             try:
-                async with asyncio.timeout(GREETING_TIMEOUT_S) as patience:
+                async with asyncio.timeout(self._greeting_timeout_s) as patience:
                     await call.write(self._hello())
                     async for data in call:
                         self._take(decode_order(data), endpoint)
@@ -95,7 +97,7 @@ class Uplink:
                             patience.reschedule(None)
                 self._failure = "the stream was closed"
             except TimeoutError:
-                self._failure = f"no greeting in {GREETING_TIMEOUT_S:g} s"
+                self._failure = f"no greeting in {self._greeting_timeout_s:g} s"
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, FtError) as error:
                 self._failure = _reason(error)
                 self._leader = leader_of(error) if isinstance(error, grpc.aio.AioRpcError) else ""

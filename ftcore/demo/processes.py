@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,10 +28,19 @@ class DemoFailed(FtError):
 class Lighthouse:
     """`lighthouse serve` on this machine, with its journal in `folder`. Port 0 is a free one."""
 
-    def __init__(self, folder: Path, *, replicas_min: int, log_level: str, port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        replicas_min: int,
+        log_level: str,
+        port: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
         command = [sys.executable, "-m", "lighthouse", "serve", "--bind", f"127.0.0.1:{port}"]
         command += ["--http", "127.0.0.1:0", "--journal", str(folder / "lighthouse.journal")]
         command += ["--min-replicas", str(replicas_min), "--log-level", log_level]
+        command += options
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftcore.base.errors import BadSetting
+from ftcore.deal import contributors
 from ftcore.local_sgd.fragments import Schedule
 from ftcore.local_sgd.outer_reduce import Averaging, start_average
 from ftcore.local_sgd.quantize import BLOCK, Kind
@@ -185,9 +186,7 @@ class OuterSteps:
 
 def _givers(step: Step) -> list[int]:
     """The replica ranks that bring a change: all but those that heal in this very step."""
-    quorum = step.grant.quorum
-    healing = quorum.healing if step.index == quorum.from_step else frozenset()
-    return [rank for rank, name in enumerate(quorum.replica_ids) if name not in healing]
+    return contributors(step.grant.quorum, step=step.index)
 
 
 def _with_loss(flat: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:

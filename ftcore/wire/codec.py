@@ -162,6 +162,7 @@ def quorum_to_pb(quorum: Quorum) -> pb.Quorum:
         from_step=quorum.from_step,
         members=[member_to_pb(m) for m in quorum.members],
         healing=sorted(quorum.healing),
+        spares=sorted(quorum.spares),
     )
 
 
@@ -170,13 +171,14 @@ def quorum_from_pb(message: pb.Quorum) -> Quorum:
     names = [m.replica_id for m in members]
     if names != sorted(set(names)):
         raise BadMessage("the members of a quorum are not sorted or not distinct")
-    if not set(message.healing) <= set(names):
-        raise BadMessage("a quorum heals groups that are not its members")
+    if not {*message.healing, *message.spares} <= set(names):
+        raise BadMessage("a quorum heals or spares groups that are not its members")
     return Quorum(
         quorum_id=_number(message.quorum_id),
         from_step=_number(message.from_step),
         members=members,
         healing=frozenset(message.healing),
+        spares=frozenset(message.spares),
     )
 
 

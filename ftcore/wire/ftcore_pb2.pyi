@@ -30,16 +30,18 @@ class Member(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., store_address: _Optional[str] = ..., heal_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Quorum(_message.Message):
-    __slots__ = ("quorum_id", "from_step", "members", "healing")
+    __slots__ = ("quorum_id", "from_step", "members", "healing", "spares")
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     HEALING_FIELD_NUMBER: _ClassVar[int]
+    SPARES_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     from_step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     healing: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ...) -> None: ...
+    spares: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "slowness")
@@ -171,7 +173,7 @@ class ToGroup(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., new_quorum: _Optional[_Union[Quorum, _Mapping]] = ..., lost_member: _Optional[_Union[LostMember, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
-    __slots__ = ("rank", "pid", "machine", "is_push", "store_address", "heal_address", "committed", "lineage", "settings", "token")
+    __slots__ = ("rank", "pid", "machine", "is_push", "store_address", "heal_address", "committed", "lineage", "settings", "token", "unfit")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +191,7 @@ class RankHello(_message.Message):
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     pid: int
     machine: str
@@ -199,7 +202,8 @@ class RankHello(_message.Message):
     lineage: int
     settings: _containers.ScalarMap[str, str]
     token: str
-    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., machine: _Optional[str] = ..., is_push: bool = ..., store_address: _Optional[str] = ..., heal_address: _Optional[str] = ..., committed: _Optional[int] = ..., lineage: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
+    unfit: str
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., machine: _Optional[str] = ..., is_push: bool = ..., store_address: _Optional[str] = ..., heal_address: _Optional[str] = ..., committed: _Optional[int] = ..., lineage: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ..., unfit: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("until",)

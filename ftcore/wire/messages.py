@@ -52,12 +52,14 @@ class Quorum:
 
     `members` is sorted by replica_id; a member's place in it is its replica rank. Members named in
     `healing` copy the state at `from_step` from all others before they take part in that step.
+    Members named in `spares` follow without shards, to take over.
     """
 
     quorum_id: int
     from_step: int
     members: tuple[Member, ...]
     healing: frozenset[str] = frozenset()
+    spares: frozenset[str] = frozenset()
     _lives: frozenset[tuple[str, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

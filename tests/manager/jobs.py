@@ -66,15 +66,20 @@ class Group:
 
 
 class Job:
-    def __init__(self, folder: Path, *, replicas_min=1, **config):
-        self.folder, self.replicas_min = folder, replicas_min
+    def __init__(self, folder: Path, *, replicas_min=1, serve=(), **config):
+        """`serve`: more options of `lighthouse serve`."""
+        self.folder, self.replicas_min, self.serve = folder, replicas_min, serve
         self.groups = []
         self.lighthouse = self._light(port=0)
         self.config = {"steps": 80, "shards": 3, "lighthouse": self.lighthouse.address, **config}
 
     def _light(self, *, port):
         return Lighthouse(
-            self.folder, replicas_min=self.replicas_min, log_level="WARNING", port=port
+            self.folder,
+            replicas_min=self.replicas_min,
+            log_level="WARNING",
+            port=port,
+            options=self.serve,
         )
 
     def start(self, name, **config):

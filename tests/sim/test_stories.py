@@ -1,5 +1,7 @@
 """One bad thing at a time, at its worst moment, in many worlds that are well otherwise."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.sim.world import World
@@ -10,9 +12,13 @@ SEEDS = range(40)
 class Story(World):
     """A world of healthy groups in which only the test breaks things."""
 
-    def __init__(self, seed, *, groups=3, **options):
+    linger_s = 0.5
+
+    def __init__(self, seed, *, groups=3, policy=None, **options):
         super().__init__(seed, groups=groups, **options)
         self.has_journal, self.loss = True, 0.0
+        self.policy = replace(self.policy, **(policy or {}))
+        self.leader.core.policy = self.policy
         self.until(lambda: self.trains_with(self.names))
 
     def chaos(self):
@@ -142,4 +148,60 @@ def test_the_one_that_a_guard_named_dies_before_it_heals(seed):
     w = Story(seed, has_guards=True)
     w.until(lambda: any(not g.core.is_valid for g in w.groups.values()))
     w.restart(*(name for name, g in w.groups.items() if not g.core.is_valid))
+    w.ends_well()
+
+
+class WithSpare(Story):
+    """Two groups compute, the third follows; who is which depends on who came first."""
+
+    def __init__(self, seed):
+        policy = {"replicas_min": 1, "replicas_max": 2, "spares_max": 9}
+        super().__init__(seed, policy=policy)
+        (self.spare,) = self.leader.core.standing.spares
+        self.active = [name for name in self.names if name != self.spare]
+
+    def spares(self):
+        return self.leader.core.standing.spares
+
+
+@stories
+def test_an_active_group_dies_a_spare_takes_over_and_who_comes_back_follows(seed):
+    w = WithSpare(seed)
+    lost, other = w.active
+    w.die(w.groups[lost], says_so=True)
+    w.until(lambda: w.trains_with(sorted([other, w.spare])))
+    assert not w.spares()
+    w.at(0.1, w.start_group, lost)
+    w.ends_well()
+    assert w.spares() == {lost}
+
+
+@stories
+def test_a_spare_dies_and_nobody_changes_its_part(seed):
+    w = WithSpare(seed)
+    w.restart(w.spare)
+    w.ends_well()
+    assert w.spares() == {w.spare}
+
+
+@stories
+def test_both_active_groups_die_at_once_and_the_spare_goes_on(seed):
+    w = WithSpare(seed)
+    committed = w.groups[w.spare].state.committed
+    w.restart(*w.active)
+    w.ends_well()
+    assert w.groups[w.active[0]].state.committed > committed
+    assert w.spare not in w.spares()
+
+
+@stories
+def test_an_active_group_drains_and_a_spare_takes_over_with_no_step_repeated(seed):
+    w = WithSpare(seed)
+    leaves, other = w.active
+    w.groups[leaves].core.leave("preempted")
+    w.say_news(w.groups[leaves])
+    w.until(lambda: w.trains_with(sorted([other, w.spare])))
+    assert not w.spares()
+    assert not any(w.groups[name].failures for name in w.names)
+    w.at(0.1, w.start_group, leaves)
     w.ends_well()

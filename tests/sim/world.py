@@ -13,6 +13,7 @@ from math import inf
 
 from ftcore.control.member import Go, MemberCore
 from ftcore.data.ledger import Ledger
+from ftcore.deal import owners
 from ftcore.wire.messages import (
     Hello,
     LostMember,
@@ -36,6 +37,7 @@ POLICY = {
 }
 REPORT_EVERY_S = 0.5
 FIRST_WITH_GUARDS = 3000  # seeds below once failed without
+FIRST_WITH_SPARES = 4000
 VOTE_S = 0.002  # from the ranks to their manager, or back
 
 
@@ -112,8 +114,16 @@ class Durable:
 class World:
     """Run it with `run(until)`; it raises AssertionError when a promise is broken."""
 
+    linger_s = 0.0  # how long a dismissed group keeps its connections
+
     def __init__(
-        self, seed: int, *, has_guards: bool = False, groups: int = 0, is_traced: bool = False
+        self,
+        seed: int,
+        *,
+        has_guards: bool = False,
+        has_spares: bool = False,
+        groups: int = 0,
+        is_traced: bool = False,
     ) -> None:
         """`groups`: how many; 0 lets the seed decide."""
         self.is_traced = is_traced
@@ -126,6 +136,9 @@ class World:
         self.names = [f"r{i}" for i in range(groups or self.rng.randint(1, 5))]
         replicas_min = self.rng.randint(1, max(1, len(self.names) - 1))
         self.policy = Policy(replicas_min=replicas_min, **POLICY)
+        if has_spares:
+            active_max = random.Random(seed).randint(1, len(self.names))
+            self.policy = replace(self.policy, replicas_max=active_max, spares_max=9)
         self.loss = self.rng.choice([0.0, 0.0, 0.02, 0.1])
         self.lookahead = self.rng.choice([0, 1, 1])
         self.has_journal = self.rng.random() < 0.8
@@ -229,7 +242,20 @@ class World:
         assert quorum.quorum_id > max(self.seen_quorums, default=0), "quorum id went back"
         assert not quorum.members or len(quorum.members) >= self.policy.replicas_min
         assert not quorum.members or quorum.sources, "a quorum without any state"
+        spares = max(0, len(quorum.members) - self.policy.replicas_max)
+        assert len(quorum.spares) == spares, f"{quorum} should have {spares} spares"
+        if quorum.members:
+            self.check_deal(quorum)
         self.seen_quorums[quorum.quorum_id] = quorum
+
+    def check_deal(self, quorum: Quorum) -> None:
+        """Shards belong to active members that have the state; to spares only when none has."""
+        for step in (quorum.from_step, quorum.from_step + 1):
+            names = {quorum.replica_ids[rank] for rank in owners(quorum, step=step, shards=7)}
+            healing = quorum.healing if step == quorum.from_step else frozenset()
+            assert not names & healing, "a shard of one that heals"
+            has_active = set(quorum.replica_ids) - quorum.spares - healing
+            assert not (has_active and names & quorum.spares), "a spare computes without need"
 
     # The network
 
@@ -373,7 +399,8 @@ class World:
         if go:
             self.trace(group.life, "starts", go.step, show_id(go.quorum.quorum_id), go.must_heal)
         if group.core.want is Want.GONE:
-            self.die(group, says_so=True)
+            self.say_news(group)
+            self.at(self.linger_s, self.gone, group)
         elif go is None:
             self.say_news(group)
         elif go.must_heal:
@@ -549,6 +576,10 @@ class World:
         group.votes += 1
         self.at(VOTE_S, self.vote_arrives, group, reason)
 
+    def gone(self, group: Group) -> None:
+        """It was dismissed, and others have ended the last step that they needed it for."""
+        self.die(group, says_so=True)
+
     def die(self, group: Group, *, says_so: bool) -> None:
         if not group.is_up:
             return
@@ -614,6 +645,7 @@ class World:
         if group is not None and group.is_up:
             group.core.leave("preempted")
             self.say_news(group)
+            self.try_start(group)  # without a seat it goes at once
             self.at(self.rng.uniform(2.0, 5.0), self.drained, group)
 
     def drained(self, group: Group) -> None:
@@ -672,7 +704,12 @@ def run_seed(
     seed: int, *, bad_s: float = 12.0, calm_s: float = 20.0, is_traced: bool = False
 ) -> World:
     """One seed: `bad_s` seconds of faults, then `calm_s` in which everything must come right."""
-    world = World(seed, has_guards=seed >= FIRST_WITH_GUARDS, is_traced=is_traced)
+    world = World(
+        seed,
+        has_guards=seed >= FIRST_WITH_GUARDS,
+        has_spares=seed >= FIRST_WITH_SPARES,
+        is_traced=is_traced,
+    )
     world.run(bad_s)
     world.calm()
     world.run(bad_s + calm_s)
