@@ -215,7 +215,8 @@ class Link:
                     self._abort(message.abort.quorum_id, message.abort.reason)
                 case "stop":
                     self.stopped = message.stop
-                    self._abort(0, message.stop.what)
+                    if not self.stopped.is_clean:  # then others may still be in the last step
+                        self._abort(0, message.stop.what)
                 case "notice":
                     self._notice(message.notice.text)
         if self.stopped is None and not self._has_noticed.is_set():
