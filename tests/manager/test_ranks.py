@@ -20,9 +20,9 @@ HANG_S = 100.0
 class Torchrun:
     """One replica group: when a rank dies torchrun ends, and whoever runs it starts it again."""
 
-    def __init__(self, name, lighthouse, inner):
+    def __init__(self, name, lighthouse, inner, gate):
         env = {**os.environ, "FTCORE_LIGHTHOUSE": lighthouse, "FTCORE_REPLICA_ID": name}
-        env["INNER"] = inner
+        env |= {"INNER": inner, "GATE": str(gate)}
         env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
         command += ["--max-restarts", "0", "--standalone", str(SCRIPT)]
@@ -51,13 +51,16 @@ class Torchrun:
 def weights(folder, *, inner, kill):
     folder.mkdir()
     with Lighthouse(folder, replicas_min=1 if kill else 2, log_level="ERROR") as lighthouse:
-        groups = [Torchrun(name, lighthouse.address, inner) for name in ("r0", "r1")]
+        arguments = (lighthouse.address, inner, folder / "gate")
+        groups = [Torchrun(name, *arguments) for name in ("r0", "r1")]
         try:
             if kill:
                 step = groups[1].wait(lambda line: line[0] == "STEP" and line[2] == "2")
                 os.kill(int(step[3]), signal.SIGKILL)
                 assert groups[1].process.wait(HANG_S) != 0
-                groups[1] = Torchrun("r1", lighthouse.address, inner)
+                groups[1] = Torchrun("r1", *arguments)
+                groups[1].wait(lambda line: line[0] == "ATTACHED")
+            (folder / "gate").touch()
             return set.union(*(group.shas() for group in groups))
         finally:
             for group in groups:
