@@ -8,10 +8,11 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ftcore.names import crew_name
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.store import connect_store
-from ftcore.wire.messages import Quorum, show_id
+from ftcore.wire.messages import Quorum
 
 _TRY_S = 1.0
 
@@ -25,7 +26,7 @@ class Crew:
         self.quorum: Quorum | None = None
         self.built_s = 0.0
         self._job, self._replica_id, self._rank = job, replica_id, rank
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._lock = threading.Lock()
         self._building_id = 0
         self._aborted: dict[int, str] = {}
@@ -52,7 +53,7 @@ class Crew:
             prefix=self._prefix(quorum),
             rank=quorum.replica_ids.index(self._replica_id),
             world_size=len(quorum.members),
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
         )
         self.quorum = quorum
         self.built_s = time.perf_counter() - began
@@ -95,7 +96,7 @@ class Crew:
             return  # the member that hosts the store saw everybody, and left
 
     def _prefix(self, quorum: Quorum) -> str:
-        return f"{self._job}/{show_id(quorum.quorum_id)}/{self._rank}"
+        return crew_name(self._job, quorum.quorum_id, self._rank)
 
     def abort(self, quorum_id: int, reason: str) -> None:
         """End what waits in this quorum's group; 0 means whatever it is."""

@@ -50,7 +50,7 @@ class Watch:
     """Every rank compares itself with the ranks of the same number in the other groups, so it needs
     no collective inside its group: the ballot of the vote unites what its ranks have found."""
 
-    def __init__(self, guards: Guards, group: Group, *, device: torch.device) -> None:
+    def __init__(self, guards: Guards, group: Group, device: torch.device) -> None:
         self.guards = guards
         self.slowness = 0.0  # how many times slower than the others; 0 where not known
         self.must_leave = ""  # why this group should leave in good order

@@ -49,6 +49,7 @@ class Config:
     stopped_limit_s: float = 2.0
     attach_timeout_s: float = 30.0
     failed_steps_max: int = 10
+    hang_after_s: float = 30.0  # 0: a step may take for ever
     listen_host: str = ""
 
 
@@ -68,12 +69,12 @@ class Group:
 
     config: Config
     poke: Callable[[], None] = lambda: None
-    watch_pid: Callable[[int], None] = lambda _: None
     core: MemberCore | None = None
     ranks: dict[int, Rank] = field(default_factory=dict)
     failed_steps: int = 0
     until: int = 0
     last_reason: str = ""
+    condemned: int | None = None  # the process of a rank that hangs: it will not end by itself
     settings: dict[str, str] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     introduced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,6 +83,7 @@ class Group:
     _votes: Ballot = field(init=False)
     _healed: Ballot = field(init=False)
     _must_stop: bool = False
+    _aborted: Go | None = None  # the running step, if it was aborted
     _must_recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -245,6 +247,24 @@ class Group:
                 self.end(f"rank {rank} (pid {pid}) is stopped for more than {limit_s:g} s")
                 return
 
+    # For who watches for hangs
+
+    @property
+    def step(self) -> int:
+        """The step that runs, or would be next."""
+        core = self.core
+        if core is None:
+            return 0
+        return core.running.step if core.running is not None else core.committed
+
+    def late_in(self, attempt: tuple[int, int]) -> list[int]:
+        """Ranks that have not voted on this attempt, if it was aborted; else nobody."""
+        go = self._aborted
+        if go is None or go is not self._running_core().running:
+            return []
+        is_it = (go.quorum.quorum_id, go.step) == attempt
+        return self._votes.missing if is_it else []
+
     # From the lighthouse
 
     def order(self, order: Order) -> None:
@@ -353,6 +373,7 @@ class Group:
     def _abort(self, reason: str) -> None:
         running = self._running_core().running
         if running is not None:
+            self._aborted = running
             abort = pb.Abort(quorum_id=running.quorum.quorum_id, reason=reason)
             self._push(pb.ToRank(abort=abort))
 

@@ -171,7 +171,7 @@ class ToGroup(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., new_quorum: _Optional[_Union[Quorum, _Mapping]] = ..., lost_member: _Optional[_Union[LostMember, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
-    __slots__ = ("rank", "pid", "host", "is_push", "store_address", "heal_address", "committed", "lineage", "settings", "token")
+    __slots__ = ("rank", "pid", "machine", "is_push", "store_address", "heal_address", "committed", "lineage", "settings", "token")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -181,7 +181,7 @@ class RankHello(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     IS_PUSH_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HEAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -191,7 +191,7 @@ class RankHello(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     rank: int
     pid: int
-    host: str
+    machine: str
     is_push: bool
     store_address: str
     heal_address: str
@@ -199,7 +199,7 @@ class RankHello(_message.Message):
     lineage: int
     settings: _containers.ScalarMap[str, str]
     token: str
-    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., is_push: bool = ..., store_address: _Optional[str] = ..., heal_address: _Optional[str] = ..., committed: _Optional[int] = ..., lineage: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., machine: _Optional[str] = ..., is_push: bool = ..., store_address: _Optional[str] = ..., heal_address: _Optional[str] = ..., committed: _Optional[int] = ..., lineage: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("until",)

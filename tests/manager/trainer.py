@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -17,7 +18,9 @@ from ftcore.demo.worker import sha256
 def main(pipe, config):
     from tests.manager.jobs import Events
 
+    os.environ.update(config.get("env", {}))
     torch.set_num_threads(1)
+    ftcore.manager.__version__ = config.get("version", ftcore.__version__)
     torch.manual_seed(config.get("model_seed", 7))
     events = Events(pipe)
     log = logging.getLogger("ftcore")
@@ -69,6 +72,8 @@ def train(config, events):
                 shard.log(loss)
                 if step.index == config.get("raise_at"):
                     raise ValueError("a bug in the user's loop")
+                if step.index == config.get("hang_at"):
+                    wait_for_a_batch_that_never_comes()
                 time.sleep(config.get("shard_time_s", 0.0))
             optimizer.step()
             if step.index in config.get("flip_after", ()):
@@ -104,6 +109,10 @@ def wrong_factor(config, step):
     """What this group multiplies its losses by, in the first attempts at a step or in all."""
     at, factor, attempts = config.get("wrong", (-1, 1.0, 0))
     return factor if step.index == at and len(step.failures) < attempts else 1.0
+
+
+def wait_for_a_batch_that_never_comes():
+    threading.Event().wait()
 
 
 def train_as_it_was(model, optimizer, config, events):

@@ -29,12 +29,12 @@ class SayAttached(logging.Handler):
 
     def emit(self, record):
         if record.getMessage() == "manager.attached":
-            say("ATTACHED")
+            say(f"ATTACHED {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
 
 
 def hold():
-    """Until the test has seen the group come back that it killed."""
-    while not os.path.exists(os.environ["GATE"]):
+    """Until the test has seen the group come back that it killed, if it wants that."""
+    while "GATE" in os.environ and not os.path.exists(os.environ["GATE"]):
         time.sleep(0.05)
 
 
@@ -77,13 +77,16 @@ def main():
     log.setLevel(logging.INFO)
     log.addHandler(SayAttached())
     dist.init_process_group("gloo")
-    kind, rank = os.environ["INNER"], dist.get_rank()
+    kind, rank = os.environ.get("INNER", "ddp"), dist.get_rank()
     torch.manual_seed(0)
     inner = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
     model, run = parallel(inner, kind, rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     guards = Guards(norm_spike_factor=100, digest_every_steps=1)
-    with Manager(model, optimizer, shards=2, guards=guards) as manager:
+    limits = {"hang_after_s": 0.0}  # it holds for as long as the test likes
+    if limit_s := os.environ.get("LIMIT_S"):
+        limits = {"collective_timeout_s": float(limit_s)}
+    with Manager(model, optimizer, shards=2, guards=guards, **limits) as manager:
         for step in manager.steps(STEPS):
             if step.index == HOLD_AT:
                 hold()
