@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import ftcore
-from ftcore import Manager
+from ftcore import ElasticSampler, Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.worker import sha256
 
@@ -42,15 +42,19 @@ def train(config, events):
     if config.get("mode") == "elastic":
         return train_as_it_was(model, optimizer, config, events)
     options = dict(config.get("options", {}))
+    data = None
+    if samples := config.get("samples"):
+        data = ElasticSampler(samples, shards=config["shards"], per_shard=2)
     if reason := options.pop("guard", ""):
         options["guard"] = lambda step: reason
     with Manager(
         model,
         optimizer,
-        shards=config["shards"],
+        shards=config["shards"] if data is None else None,
         mode=config.get("mode", "exact"),
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
+        data=data,
         **options,
     ) as manager:
         if trap := config.get("trap"):
@@ -60,7 +64,7 @@ def train(config, events):
             if count == drain_after:
                 manager.drain("preempted")
             for shard in step:
-                events.say("shard", step=shard.step, shard=shard.index)
+                events.say("shard", step=shard.step, shard=shard.index, samples=shard.samples)
                 inputs = torch.randn(4, 8)  # what this shard's seed gives
                 loss = F.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
                 loss = loss * wrong_factor(config, step)
@@ -119,13 +123,17 @@ def train_as_it_was(model, optimizer, config, events):
         steps=config["steps"],
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
+        **config.get("options", {}),
     )
     while not optimizer.is_done:
         optimizer.zero_grad()
         events.say("shard", step=optimizer.index)
         inputs = torch.randn(4, 8)
         F.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
+        index = optimizer.index
         optimizer.step()
+        if index in config.get("flip_after", ()):
+            model[0].weight.data.view(torch.int32)[0, 0] ^= 1
         time.sleep(config.get("step_time_s", 0.0))
     optimizer.manager.close()
     return sha256(model.parameters())
