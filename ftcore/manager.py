@@ -60,6 +60,7 @@ class Manager:
     detect_within_s: how long a rank may be stopped before its group is given up.
     guard: looks at each step after its reduction and before the vote; what it returns, if anything,
         is why the step must not be committed. It is repeated then.
+    heal_bandwidth_max: bytes a second that this rank gives to those who heal, all together.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
         A rank that still waits in a collective of its own so long after its group was lost is
         ended, with its stacks on stderr.
@@ -87,13 +88,13 @@ class Manager:
         attach_timeout_s: float = 30.0,
         collective_timeout_s: float = 60.0,
         heal_timeout_s: float = 600.0,
+        heal_bandwidth_max: float | None = None,
         failed_steps_max: int = 10,
         guard: Callable[[Step], str] | None = None,
     ) -> None:
-        if shards is None and mode == "elastic":
-            shards = 1
         if shards is None:
-            shards = data.ledger.shards if data is not None else 0
+            known = data.ledger.shards if data is not None else 0
+            shards = 1 if mode == "elastic" else known
         if shards < 1:
             raise BadSetting(
                 f"shards is {shards}, but a step needs at least one",
@@ -112,7 +113,11 @@ class Manager:
         self.until = 0
         self.group = group if group is not None else GlooGroup(interface=self.place.host)
         self.state = LiveState(
-            model, optimizer, host=self.place.host, heal_timeout_s=heal_timeout_s
+            model,
+            optimizer,
+            host=self.place.host,
+            heal_timeout_s=heal_timeout_s,
+            bandwidth_max=heal_bandwidth_max,
         )
         if data is not None:
             self.state.register("data", data.state_dict, data.load_state_dict)
@@ -221,8 +226,9 @@ class Manager:
                 return str(error)
             if grant.must_heal:
                 self.gradients.forget()
-                step.times.heal_s = self.state.heal(grant, self.crew)
-                self._attached().healed(self.state.lineage)
+                link = self._attached()
+                step.times.heal_s = self.state.heal(grant, self.crew, tell=link.heal_progress)
+                link.healed(self.state.lineage)
             elif grant.quorum.healing and grant.step == grant.quorum.from_step:
                 step.times.export_s = self.state.offer(grant, self.crew)
         except (GroupError, HealFailed, OfferRefused, dist.DistError) as error:
@@ -250,6 +256,7 @@ class Manager:
     def settle(self, step: Step, reason: str) -> None:
         """Vote. If the step is not committed, wait until it may be repeated."""
         link = self._attached()
+        step.times.held_s = self.state.held_s(step.times) if not reason else 0.0
         began = time.perf_counter()
         verdict = link.vote(
             step.grant,
@@ -258,6 +265,7 @@ class Manager:
             until=self.until,
             group_s=step.times.group_s,
             heal_s=step.times.heal_s if step.grant.must_heal else 0.0,
+            held_s=step.times.held_s,
         )
         step.timed("vote_s", began)
         if verdict.is_committed:

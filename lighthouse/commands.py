@@ -135,6 +135,8 @@ def _job_lines(name: str, state: Mapping[str, Any]) -> list[str]:
     width = max((len(g) for g in state["groups"]), default=0)
     for group, facts in state["groups"].items():
         cut = "" if facts["is_connected"] else ", stream closed"
+        if facts.get("heal"):
+            cut += f", {facts['heal']['says']}"
         lines.append(
             f"  {group:<{width}}  {facts['state']:<8} step {facts['committed']}, "
             f"heard {facts['heard_s_ago']:.1f} s ago{cut}"

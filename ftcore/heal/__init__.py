@@ -2,6 +2,7 @@
 
 from ftcore.heal.client import HealProgress, HealReport, SourceReport, heal
 from ftcore.heal.errors import HealFailed, OfferRefused, SourceLost
+from ftcore.heal.partial import Partial
 from ftcore.heal.server import HealServer, Offer
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "HealServer",
     "Offer",
     "OfferRefused",
+    "Partial",
     "SourceLost",
     "SourceReport",
     "heal",

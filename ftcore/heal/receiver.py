@@ -111,7 +111,7 @@ class Receiver:
     ) -> None:
         self.sources = [SourceState(offer, connections) for offer in offers]
         self._sink, self._pace, self._silent_s = sink, pace, silent_s
-        self._work = Work(len(sink.parts))
+        self._work = Work(len(sink.parts), sink.parts_done)
         self._changed = threading.Condition()
         self._is_over = False
         self._over = threading.Event()
