@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ftcore.base.errors import FtError
 from ftcore.base.log import event
-from ftcore.heal.errors import HealFailed, OfferRefused
+from ftcore.heal.errors import HealFailed
+from ftcore.heal.greeting import Greeting
 from ftcore.heal.manifest import Manifest
 from ftcore.heal.pace import Pace
 from ftcore.heal.partial import Identity, Partial
-from ftcore.heal.receiver import Receiver, fetch_manifest
+from ftcore.heal.receiver import Receiver
 from ftcore.heal.server import Offer
 from ftcore.heal.sink import Sink
 from ftcore.statedict import FlatState, LayoutDiffers, first_difference, prepare
@@ -85,9 +84,10 @@ def heal(
     whether tensors were written) when the sources together could not deliver.
     """
     _check_offers(offers)
-    started = time.monotonic()
+    watch = _Watch(progress)
     reader = secrets.token_hex(8)
-    primary, manifest, connection = _first_manifest(offers, reader, silent_s)
+    greeting = Greeting(offers, reader=reader, silent_s=silent_s)
+    primary, manifest, connection = greeting.run(watch.tell, every_s=TICK_S)
     with connection:  # open until the end: a source keeps its parts for a reader that is there
         flat = _prepared(into, primary, manifest)
         tensors = [flat.tensors[i].tensor for i in manifest.moving]
@@ -96,11 +96,27 @@ def heal(
         with partial.sink(identity, tensors) as sink:
             pace, resumed_bytes = Pace(bandwidth_max), sink.bytes_done
             with Receiver(offers, sink, pace, reader, connections, silent_s) as receiver:
-                _wait(receiver, sink, started + deadline_s, started, progress)
+                _wait(receiver, sink, watch, deadline_s)
     sink.finish()
     _put_private(flat, manifest)
     flat.load(manifest.plain)
-    return _report(primary, manifest, receiver, resumed_bytes, time.monotonic() - started)
+    return _report(primary, manifest, receiver, resumed_bytes, watch.seconds)
+
+
+class _Watch:
+    """Tells how far a heal is, on the calling thread."""
+
+    def __init__(self, progress: Callable[[HealProgress], object] | None) -> None:
+        self._progress, self._started = progress, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def tell(self, done: int = 0, total: int = 0) -> None:
+        if self._progress is not None:
+            now = HealProgress(bytes_done=done, bytes_total=total, seconds=self.seconds)
+            self._progress(now)
 
 
 def _identity(primary: Offer, manifest: Manifest, in_place: bool) -> Identity:
@@ -157,42 +173,17 @@ def _prepared(into: object, primary: Offer, manifest: Manifest) -> FlatState:
     return flat
 
 
-def _first_manifest(
-    offers: Sequence[Offer], reader: str, silent_s: float
-) -> tuple[Offer, Manifest, socket.socket]:
-    """From the primary, or from the next source that answers; with the connection to it."""
-    errors: list[FtError] = []
-    for offer in offers:
-        try:
-            return offer, *fetch_manifest(offer, reader, silent_s)
-        except FtError as error:
-            errors.append(error)
-    if all(isinstance(error, OfferRefused) for error in errors):
-        raise errors[0]
-    what = "; ".join(f"{o.address}: {e}" for o, e in zip(offers, errors, strict=True))
-    raise HealFailed(f"no source gave its manifest ({what})") from errors[0]
-
-
-def _wait(
-    receiver: Receiver,
-    sink: Sink,
-    deadline: float,
-    started: float,
-    progress: Callable[[HealProgress], object] | None,
-) -> None:
+def _wait(receiver: Receiver, sink: Sink, watch: _Watch, deadline_s: float) -> None:
     """Look after a transfer until it is complete; raise HealFailed when it cannot be."""
     while True:
         finished = receiver.wait(TICK_S)
         sink.copy_completed()
-        if progress:
-            seconds = time.monotonic() - started
-            done, total = sink.bytes_done, sink.total
-            progress(HealProgress(bytes_done=done, bytes_total=total, seconds=seconds))
+        watch.tell(sink.bytes_done, sink.total)
         if finished:
             return
         why = receiver.why_hopeless()
-        if why is None and time.monotonic() > deadline:
-            why = f"the deadline passed after {time.monotonic() - started:.1f} s"
+        if why is None and watch.seconds > deadline_s:
+            why = f"the deadline passed after {watch.seconds:.1f} s"
         if why is not None:
             failure = HealFailed(
                 f"{sink.bytes_done} of {sink.total} bytes arrived: {why}",

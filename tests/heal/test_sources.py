@@ -1,5 +1,6 @@
 """Several sources: they share the work, and any of them may be dead, slow or damaged."""
 
+import socket
 import threading
 from contextlib import ExitStack
 
@@ -154,4 +155,22 @@ def test_what_progress_raises_ends_the_heal_and_its_threads():
                 bandwidth_max=1e8,
                 progress=raise_once_under_way,
             )
+    assert threading.active_count() == before
+
+
+def test_a_source_that_says_nothing_holds_up_nobody_who_wants_to_end_the_heal():
+    """A stopped process still accepts connections."""
+
+    class QuorumBroke(Exception):
+        pass
+
+    def broke(progress):
+        raise QuorumBroke
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        offer = Offer(address=address, token="t", step=1, quorum_id=4, layout_hash=0)
+        before = threading.active_count()
+        with pytest.raises(QuorumBroke):
+            heal([offer, offer], into=state(1), silent_s=3600, progress=broke)
     assert threading.active_count() == before
