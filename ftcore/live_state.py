@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ftcore.base.errors import FtError
 from ftcore.crew import Crew
+from ftcore.flight import FlightRecord
 from ftcore.heal import HealFailed, HealProgress, HealServer, Offer, Partial, heal
 from ftcore.heal.compare import fetch_layout
 from ftcore.link import Grant
@@ -44,10 +45,11 @@ class LiveState:
         self.layout_hash = ""
         self._heal_timeout_s = heal_timeout_s
         self._server = HealServer(host, bandwidth_max=bandwidth_max)
+        self._record = self._server.record = FlightRecord()
         self._partial = Partial()
         self._reductions_s: deque[float] = deque(maxlen=USUAL_STEPS)
         position = StatePair(self._get_position, self._set_position)
-        self._tree: dict[str, object] = {
+        self.tree: dict[str, object] = {
             "model": model,
             "optimizer": optimizer,
             "ftcore": position,
@@ -59,11 +61,11 @@ class LiveState:
         return self._server.address
 
     def register(self, name: str, get: Callable[[], object], set: Callable[[Any], None]) -> None:
-        self._tree[name] = StatePair(get, set)
+        self.tree[name] = StatePair(get, set)
 
     def ready(self) -> None:
         """All state is registered: from now on its layout is what groups compare."""
-        self._server.layout = layout(self._tree).static
+        self._server.layout = layout(self.tree).static
         self.layout_hash = f"{self._server.layout.hash:016x}"
 
     def difference_from(self, address: str) -> str:
@@ -84,7 +86,7 @@ class LiveState:
         began = time.perf_counter()
         quorum = grant.quorum
         offer = self._server.publish(
-            self._tree,
+            self.tree,
             step=grant.step,
             quorum_id=quorum.quorum_id,
             readers=len(quorum.healing),
@@ -118,7 +120,7 @@ class LiveState:
         is_of_value = self.committed > 0  # then a heal that breaks off must leave it whole
         heal(
             offers,
-            into=self._tree,
+            into=self.tree,
             in_place=not is_of_value,
             deadline_s=self._heal_timeout_s,
             progress=_Watch(crew, tell),
@@ -129,11 +131,13 @@ class LiveState:
 
     def commit(self, step: int, *, lineage: int) -> None:
         self.committed, self.lineage = step + 1, lineage
+        self._record.warm_soon()
 
     def attempt_failed(self) -> None:
         self._server.retire()
 
     def close(self) -> None:
+        self._record.close()
         self._server.close()
 
     def before_update(self) -> None:

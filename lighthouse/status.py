@@ -42,6 +42,7 @@ def _group(core: JobCore, seat: Seat, now: float) -> JsonDict:
         "store_address": report.member.store_address,
         "reason": report.reason,
         "heal": _heal(core, seat),
+        "slowness": round(report.slowness, 2),
     }
 
 

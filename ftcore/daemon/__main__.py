@@ -18,6 +18,7 @@ import sys
 from ftcore.base.log import configure_logging, event
 from ftcore.base.machine import this_machine
 from ftcore.daemon.group import Config, Group
+from ftcore.daemon.hang import HangWatch
 from ftcore.daemon.uplink import LighthouseUnreachable, Uplink
 from ftcore.daemon.watch import ProcessWatch, watch_stopped
 from ftcore.wire.codec import encode_report
@@ -48,9 +49,14 @@ async def run(config: Config, parent_pid: int) -> None:
             )
         ),
     ]
+    if config.hang_after_s > 0:
+        tasks.append(asyncio.create_task(HangWatch(group, after_s=config.hang_after_s).run()))
     await group.ended.wait()
     if group.core is not None:
         await uplink.say_last(encode_report(group.core.report()))
+    if group.condemned is not None:  # last: the lighthouse should hear the reason, not the echo
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(group.condemned, signal.SIGKILL)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

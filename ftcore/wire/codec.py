@@ -198,6 +198,7 @@ def _report_to_pb(report: Report) -> pb.Report:
         held_s=report.held_s,
         heal_bytes_done=report.heal_bytes_done,
         heal_bytes_total=report.heal_bytes_total,
+        slowness=report.slowness,
     )
 
 
@@ -222,6 +223,7 @@ def _report_from_pb(message: pb.Report, member: Member) -> Report:
         held_s=_seconds(message.held_s),
         heal_bytes_done=_number(message.heal_bytes_done),
         heal_bytes_total=_number(message.heal_bytes_total),
+        slowness=_seconds(message.slowness),
     )
 
 

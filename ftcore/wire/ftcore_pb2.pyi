@@ -42,7 +42,7 @@ class Quorum(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "held_s", "heal_bytes_done", "heal_bytes_total")
+    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "held_s", "heal_bytes_done", "heal_bytes_total", "slowness")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Report(_message.Message):
     HELD_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
     HEAL_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     quorum_id: int
     left_id: int
@@ -75,7 +76,8 @@ class Report(_message.Message):
     held_s: float
     heal_bytes_done: int
     heal_bytes_total: int
-    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., held_s: _Optional[float] = ..., heal_bytes_done: _Optional[int] = ..., heal_bytes_total: _Optional[int] = ...) -> None: ...
+    slowness: float
+    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., held_s: _Optional[float] = ..., heal_bytes_done: _Optional[int] = ..., heal_bytes_total: _Optional[int] = ..., slowness: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "member", "report", "settings", "standing")
@@ -212,7 +214,7 @@ class Ready(_message.Message):
     def __init__(self, until: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "held_s")
+    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "held_s", "must_stop", "slowness", "must_recompute")
     STEP_FIELD_NUMBER: _ClassVar[int]
     IS_OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +223,9 @@ class Vote(_message.Message):
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
     HELD_S_FIELD_NUMBER: _ClassVar[int]
+    MUST_STOP_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     step: int
     is_ok: bool
     reason: str
@@ -229,7 +234,10 @@ class Vote(_message.Message):
     group_s: float
     heal_s: float
     held_s: float
-    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., held_s: _Optional[float] = ...) -> None: ...
+    must_stop: bool
+    slowness: float
+    must_recompute: bool
+    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., held_s: _Optional[float] = ..., must_stop: bool = ..., slowness: _Optional[float] = ..., must_recompute: bool = ...) -> None: ...
 
 class HealProgress(_message.Message):
     __slots__ = ("bytes_done", "bytes_total")
@@ -288,18 +296,20 @@ class Go(_message.Message):
     def __init__(self, step: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., must_heal: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("is_committed", "reason", "go", "step", "may_run")
+    __slots__ = ("is_committed", "reason", "go", "step", "must_recompute", "may_run")
     IS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     MAY_RUN_FIELD_NUMBER: _ClassVar[int]
     is_committed: bool
     reason: str
     go: Go
     step: int
+    must_recompute: bool
     may_run: int
-    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., may_run: _Optional[int] = ...) -> None: ...
+    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., must_recompute: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("quorum_id", "reason")

@@ -102,6 +102,7 @@ class Report:
     group_s, heal_s: how long the slowest rank took, before its first step under its quorum, to
         build process groups and to copy the state. held_s: how long the heals of others held it.
     heal_bytes_done, heal_bytes_total: how far the heal is that runs now, over all ranks; else 0.
+    slowness: how many times slower than the others it does its own work; 0 where not known.
     """
 
     member: Member
@@ -121,6 +122,7 @@ class Report:
     held_s: float = 0.0
     heal_bytes_done: int = 0
     heal_bytes_total: int = 0
+    slowness: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

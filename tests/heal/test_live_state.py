@@ -10,6 +10,7 @@ from ftcore.link import Grant
 from ftcore.live_state import LiveState
 from ftcore.process_group.errors import GroupAborted
 from ftcore.process_group.store import host_store
+from ftcore.settings import Place
 from ftcore.step import Times
 from ftcore.wire.messages import Member, Quorum
 from tests.heal.states import bits, state, train_step
@@ -41,7 +42,10 @@ class Rank:
         if committed:
             self.live.commit(committed - 1, lineage=7)
         self.group = Placed(job.names.index(name))
-        self.crew = Crew(self.group, job="job", replica_id=name, rank=rank, timeout_s=60.0)
+        place = Place(
+            lighthouse=(), job="job", replica_id=name, rank=rank, ranks=1, host="127.0.0.1"
+        )
+        self.crew = Crew(self.group, place=place, timeout_s=60.0)
         self.live.ready()
 
     @property

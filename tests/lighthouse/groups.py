@@ -95,7 +95,7 @@ class Group:
                 await self._wake.wait()
                 continue
             if go.must_heal:
-                self.core.heal_began()
+                self.core.state_torn()
                 self.core.heal_goes_on(0, bytes_done=3 * 10**8, bytes_total=10**9)
                 self.uplink.poke()
                 await self.job.may_heal.wait()

@@ -9,6 +9,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from ftcore.demo.processes import Lighthouse
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +21,9 @@ HANG_S = 100.0
 class Torchrun:
     """One replica group. When a rank dies, torchrun restarts its ranks, or ends when it may not."""
 
-    def __init__(self, name, lighthouse, *, restarts=0):
+    def __init__(self, name, lighthouse, *, inner="ddp", restarts=0):
         env = {**os.environ, "FTCORE_LIGHTHOUSE": lighthouse, "FTCORE_REPLICA_ID": name}
+        env["INNER"] = inner
         env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         # without this gloo's own set-up hangs or fails at most restarts in place, torch 2.13
         env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -49,9 +52,9 @@ class Torchrun:
 
 
 @contextmanager
-def two_groups(folder, *, restarts=0, replicas_min=1):
+def two_groups(folder, *, replicas_min=1, **options):
     with Lighthouse(folder, replicas_min=replicas_min, log_level="ERROR") as lighthouse:
-        groups = [Torchrun(name, lighthouse.address, restarts=restarts) for name in ("r0", "r1")]
+        groups = [Torchrun(name, lighthouse.address, **options) for name in ("r0", "r1")]
         try:
             yield lighthouse, groups
         finally:
@@ -59,11 +62,10 @@ def two_groups(folder, *, restarts=0, replicas_min=1):
                 group.process.kill()
 
 
-def unfailed(folder):
-    """The weights of a run of two groups in which nothing fails."""
-    with two_groups(folder, replicas_min=2) as (_, groups):
-        (sha,) = set.union(*(group.shas() for group in groups))
-    return sha
+def unfailed(folder, *, inner="ddp"):
+    """The weights of all ranks of a run of two groups in which nothing fails."""
+    with two_groups(folder, replicas_min=2, inner=inner) as (_, groups):
+        return set.union(*(group.shas() for group in groups))
 
 
 def kill_a_rank(group):
@@ -71,15 +73,18 @@ def kill_a_rank(group):
     os.kill(int(step[3]), signal.SIGKILL)
 
 
-def test_a_rank_is_killed_its_group_started_anew_and_the_bits_are_the_same(tmp_path):
-    with two_groups(tmp_path) as (lighthouse, groups):
+@pytest.mark.parametrize("inner", ["ddp", "fsdp2", "tp", "pp"])
+def test_a_rank_is_killed_its_group_started_anew_and_the_bits_are_the_same(tmp_path, inner):
+    with two_groups(tmp_path, inner=inner) as (lighthouse, groups):
         kill_a_rank(groups[1])
         assert groups[1].process.wait(HANG_S) != 0
-        again = Torchrun("r1", lighthouse.address)
-        assert groups[0].shas() | again.shas() == {unfailed(tmp_path)}
+        again = Torchrun("r1", lighthouse.address, inner=inner)
+        found = groups[0].shas() | again.shas()
+    assert found == unfailed(tmp_path, inner=inner)
+    assert len(found) == (2 if inner == "pp" else 1)  # a rank of a pipeline has its own part
 
 
 def test_a_rank_is_killed_torchrun_restarts_its_group_and_the_bits_are_the_same(tmp_path):
     with two_groups(tmp_path, restarts=1) as (_, groups):
         kill_a_rank(groups[1])
-        assert groups[0].shas() | groups[1].shas() == {unfailed(tmp_path)}
+        assert groups[0].shas() | groups[1].shas() == unfailed(tmp_path)
