@@ -134,6 +134,10 @@ class _Builder:
         flags = bytes(_pick(columns.flags, at))
         tokens = array("I", map(self.token_of_call.__getitem__, calls))
         sites = _pick(columns.site, at)
+        if record.first_record_id > 0 and at and at[0] == 0:
+            torn = _torn_launch(seq, calls, self.kinds)
+            seq, tokens, calls, sites, at = (c[torn:] for c in (seq, tokens, calls, sites, at))
+            flags = flags[torn:]
         if len(set(seq)) < len(seq):
             seq, tokens, calls, sites, at, flags = self._merged(
                 seq, tokens, calls, sites, at, flags
@@ -232,6 +236,13 @@ class _Builder:
                 )
             )
         return self.combined[parts]
+
+
+def _torn_launch(seq: Sequence[int], calls: Sequence[int], kinds: bytes) -> int:
+    """How many entries at the start of a wrapped ring are the rest of a launch of several calls,
+    whose beginning is gone."""
+    size = next((i for i, number in enumerate(seq) if number != seq[0]), len(seq))
+    return size if size > 1 or kinds[calls[0]] == 2 else 0
 
 
 def _split(columns: Columns) -> dict[int, array[int]]:
