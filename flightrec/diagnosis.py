@@ -121,10 +121,12 @@ def _unless_living_explain(
     excused = {s.rank for s in absent}
     waits = who_waits(case.records, case.lanes, parted, excused=excused)
     living, _ = root_suspects(case, waits, parted, evidence)
-    if not living:
-        living, _ = root_suspects(case, _without_dead_ends(case, waits, excused), parted, evidence)
     # With a member gone a call may look completed on some: that tells nothing of devices.
     sure = {Kind.DIED: 2.0, Kind.DEVICE_STALL: 0.85}
+    if not living:
+        waits = _without_dead_ends(case, waits, excused)
+        living, _ = root_suspects(case, waits, parted, evidence)
+        sure[Kind.DEVICE_STALL] = 2.0
     return suspects + [s for s in living if s.confidence >= sure.get(s.kind, SURE)]
 
 
