@@ -224,6 +224,8 @@ def _no_partner(case: Case, waits: Waits, rank: int, demand: Demand) -> Suspect:
         f"which called {len(channel.receives)} receives: a {other} is missing"
     ]
     kind = Kind.P2P_NO_PARTNER if blamed == rank else Kind.EXTRA_CALL
+    own = channel.sends if channel.lacking < 0 else channel.receives
+    call = own[-1].call if blamed == rank and own else demand.call.call
     if blamed != rank:
         because.append("the other channels of the group have as many calls as the other end")
     elif odd is None and rank not in waits.blocked:
@@ -234,7 +236,7 @@ def _no_partner(case: Case, waits: Waits, rank: int, demand: Demand) -> Suspect:
         kind=kind,
         group=demand.call.group,
         seq=odd.p2p_seq if odd else min(len(channel.sends), len(channel.receives)) + 1,
-        call=odd.call if odd else demand.call.call,
+        call=odd.call if odd else call,
         site=odd.site if odd else _last_site(case, blamed),
         confidence=0.85,
         because=tuple(because),
