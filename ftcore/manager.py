@@ -334,6 +334,7 @@ class Manager:
             "mode": self.mode,
             "seed": str(self.seed),
             "ranks per group": str(self.place.ranks),
+            "checkpoints": str(self.checkpoints or "none"),
             "state layout": self.state.layout_hash,
         }
 

@@ -1,13 +1,16 @@
 """The trainer that the tests run: a tiny model on a stream of seeded random batches."""
 
 import logging
+import os
+import signal
 import time
 
 import torch
 import torch.nn.functional as F
 
 import ftcore
-from ftcore import Manager
+from ckpt import Checkpointer
+from ftcore import ElasticSampler, Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.worker import sha256
 
@@ -15,12 +18,13 @@ from ftcore.demo.worker import sha256
 def main(pipe, config):
     from tests.manager.jobs import Events
 
+    os.environ.update(config.get("env", {}))
     torch.set_num_threads(1)
     torch.manual_seed(config.get("model_seed", 7))
     events = Events(pipe)
-    log = logging.getLogger("ftcore")
-    log.setLevel(logging.DEBUG)
-    log.addHandler(events)
+    for name, level in (("ftcore", logging.DEBUG), ("ckpt", logging.INFO)):
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).addHandler(events)
     try:
         events.say("finished", sha=train(config, events))
     except FtError as error:
@@ -37,6 +41,10 @@ def train(config, events):
     if config.get("mode") == "elastic":
         return train_as_it_was(model, optimizer, config, events)
     options = dict(config.get("options", {}))
+    if where := config.get("checkpoints"):
+        options["checkpoints"] = Checkpointer(where, **config.get("checkpointer", {}))
+    if size := config.get("data"):
+        options["data"] = ElasticSampler(size, shards=config["shards"], per_shard=2, seed=3)
     if reason := options.pop("guard", ""):
         options["guard"] = lambda step: reason
     with Manager(
@@ -49,11 +57,13 @@ def train(config, events):
         **options,
     ) as manager:
         drain_after = config.get("drain_after")
+        told = []
+        signal.signal(signal.SIGTERM, lambda *_: told.append("SIGTERM"))
         for count, step in enumerate(manager.steps(config["steps"])):
             if count == drain_after:
                 manager.drain("preempted")
             for shard in step:
-                events.say("shard", step=shard.step, shard=shard.index)
+                events.say("shard", step=shard.step, shard=shard.index, samples=shard.samples)
                 inputs = torch.randn(4, 8)  # what this shard's seed gives
                 loss = F.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
                 loss.backward()
@@ -63,6 +73,9 @@ def train(config, events):
                 time.sleep(config.get("shard_time_s", 0.0))
             optimizer.step()
             time.sleep(config.get("step_time_s", 0.0))
+            if told:
+                manager.checkpoints.save_within(20.0)
+                manager.drain(told.pop())
         events.say("ended_loop", committed=manager.state.committed, why=manager.drained_because)
     return sha256(model.parameters())
 
