@@ -38,19 +38,16 @@ def fill(
     """Write every copy into its tensor, in place. `tensors` are the local ones of `wants`."""
     work: list[Callable[[], object]] = []
     strided: dict[int, list[Copy]] = {}
-    plain: dict[int, bool] = {}
+    plain = [is_plain_memory(tensor) for tensor in tensors]
     for copy in copies:
         index, piece, common = copy
-        tensor = tensors[index]
-        is_plain = plain.get(index)
-        if is_plain is None:
-            is_plain = plain[index] = is_plain_memory(tensor)
-        if not is_plain:
+        if not plain[index]:
             strided.setdefault(index, []).append(copy)
         elif common == wants[index].box == piece[3:]:
-            _move(tensor.data_ptr(), image.address(piece.file, piece.offset), piece.nbytes, work)
+            source = image.address(piece.file, piece.offset)
+            _move(tensors[index].data_ptr(), source, piece.nbytes, work)
         else:
-            _move_runs(tensor, wants[index], copy, image, work)
+            _move_runs(tensors[index], wants[index], copy, image, work)
     for index, parts in strided.items():
         work.append(partial(_fill_strided, tensors[index], wants[index], parts, image))
     on_device = any(tensors[index].is_cuda for index in strided)
@@ -58,7 +55,7 @@ def fill(
     with ThreadPoolExecutor(threads, "ckpt-fill") as pool:
         for done in [pool.submit(unit) for unit in work]:
             done.result()
-    touched = [tensors[index] for index in plain]
+    touched = [tensors[index] for index in {copy.want for copy in copies}]
     torch.autograd.graph.increment_version([t for t in touched if not t.is_inference()])
 
 
@@ -76,7 +73,7 @@ def _move_runs(
 ) -> None:
     size = itemsize(want.dtype)
     stored = Box(copy.piece.offsets, copy.piece.lengths)
-    first, _ = byte_range(copy, size)
+    first, _ = byte_range(copy, want.dtype)
     origin = image.address(copy.piece.file, first) - (first - copy.piece.offset)
     for run in runs(stored, want.box, copy.common):
         _move(

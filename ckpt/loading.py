@@ -100,24 +100,28 @@ class Loading:
         """A state of containers that was saved by this process, and whose plain values are those
         of the checkpoint: only tensors have to be filled."""
         captured = self._planner.capture_pure(self._state, self._place)
-        own = self._manifest.values.get(str(self._place.index), self._manifest.values.get("0"))
-        if captured is None or self._request.select is not None:
-            return False
-        if captured.plain != str(own).encode("utf-8", "surrogatepass"):
+        if captured is None or not self._is_as_saved(captured.plain):
             return False
         self._entries = captured.planned.entries
         leaves = zip(captured.tensors, self._entries, strict=True)
         self._tensors = [t for t, e in leaves if e.alias_of is None]
         return True
 
+    def _is_as_saved(self, plain: bytes) -> bool:
+        """Whether these plain values are those of the checkpoint, which all of it are to be."""
+        own = self._manifest.values.get(str(self._place.index), self._manifest.values.get("0"))
+        is_whole = self._request.select is None
+        return is_whole and plain == str(own).encode("utf-8", "surrogatepass")
+
     def _match_anew(self) -> None:
         flat = flatten(self._root)
         self._undo = filling.saved_optimizers(flat)
-        self._saved = filling.merged_plain(self._manifest, self._place.index)
-        if self._request.select is None and flat.optimizers():
-            layout = state_layout(self._manifest)
-            flat = prepare(self._root, layout, encode(self._saved))
-        self._flat = flat
+        if flat.owners or not self._is_as_saved(flat.plain):
+            self._saved = filling.merged_plain(self._manifest, self._place.index)
+            if self._request.select is None and flat.optimizers():
+                layout = state_layout(self._manifest)
+                flat = prepare(self._root, layout, encode(self._saved))
+            self._flat = flat
         self._entries = tuple(t.entry for t in flat.tensors)
         self._tensors = [t.tensor for t in flat.tensors if t.entry.alias_of is None]
 

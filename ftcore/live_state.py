@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ftcore.base.errors import FtError
 from ftcore.crew import Crew
+from ftcore.flight import FlightRecord
 from ftcore.heal import HealFailed, HealServer, Offer, heal
 from ftcore.heal.compare import fetch_layout
 from ftcore.link import Grant
@@ -37,6 +38,7 @@ class LiveState:
         self.layout_hash = ""
         self._heal_timeout_s = heal_timeout_s
         self._server = HealServer(host)
+        self._record = self._server.record = FlightRecord()
         position = StatePair(self._get_position, self._set_position)
         self.tree: dict[str, object] = {
             "model": model,
@@ -96,11 +98,13 @@ class LiveState:
 
     def commit(self, step: int, *, lineage: int) -> None:
         self.committed, self.lineage = step + 1, lineage
+        self._record.warm_soon()
 
     def attempt_failed(self) -> None:
         self._server.retire()
 
     def close(self) -> None:
+        self._record.close()
         self._server.close()
 
     def before_update(self) -> None:
