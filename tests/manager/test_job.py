@@ -137,7 +137,7 @@ def test_a_manager_leaves_no_orphan_behind(tmp_path):
 
 def test_each_sample_is_taken_once_an_epoch_whoever_is_killed(tmp_path):
     """80 steps of 3 shards of 2 samples are 12 epochs of 40, each shard always with its own."""
-    with Job(tmp_path, replicas_min=2, samples=40, step_time_s=0.05) as job:
+    with Job(tmp_path, replicas_min=2, data=40, step_time_s=0.05) as job:
         r0, r1, r2 = job.start_all("r0", "r1", "r2")
         together(r0, r1, r2)
         r1.wait("shard")
