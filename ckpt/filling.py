@@ -18,7 +18,7 @@ from ckpt.fetch import Image
 from ckpt.manifest import Manifest
 from ckpt.plan import LARGE_BYTES
 from ckpt.reading import Copy, Want, byte_range
-from ftcore.statedict import FlatState, decode
+from ftcore.statedict import FlatState, PerRank, decode
 from ftcore.statedict.memory import copy_in, is_plain_memory
 from ftcore.statedict.plain import TensorRef
 
@@ -196,8 +196,6 @@ def saved_optimizers(flat: FlatState) -> Callable[[], None]:
 
 def put_back(state: Mapping[str, Any], root: Mapping[str, Any]) -> None:
     """Values that are not objects, such as numbers, are replaced in the caller's own mapping."""
-    from ckpt.capture import PerRank
-
     for key, value in list(state.items()):
         if isinstance(value, PerRank):
             inner = next(iter(root[key].values()), value.value)

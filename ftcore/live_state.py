@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ftcore.base.errors import FtError
 from ftcore.crew import Crew
+from ftcore.flight import FlightRecord
 from ftcore.heal import HealFailed, HealServer, Offer, heal
 from ftcore.heal.compare import fetch_layout
 from ftcore.link import Grant
@@ -37,8 +38,9 @@ class LiveState:
         self.layout_hash = ""
         self._heal_timeout_s = heal_timeout_s
         self._server = HealServer(host)
+        self._record = self._server.record = FlightRecord()
         position = StatePair(self._get_position, self._set_position)
-        self._tree: dict[str, object] = {
+        self.tree: dict[str, object] = {
             "model": model,
             "optimizer": optimizer,
             "ftcore": position,
@@ -50,11 +52,11 @@ class LiveState:
         return self._server.address
 
     def register(self, name: str, get: Callable[[], object], set: Callable[[Any], None]) -> None:
-        self._tree[name] = StatePair(get, set)
+        self.tree[name] = StatePair(get, set)
 
     def ready(self) -> None:
         """All state is registered: from now on its layout is what groups compare."""
-        self._server.layout = layout(self._tree).static
+        self._server.layout = layout(self.tree).static
         self.layout_hash = f"{self._server.layout.hash:016x}"
 
     def difference_from(self, address: str) -> str:
@@ -75,7 +77,7 @@ class LiveState:
         began = time.perf_counter()
         quorum = grant.quorum
         offer = self._server.publish(
-            self._tree, step=grant.step, quorum_id=quorum.quorum_id, readers=len(quorum.healing)
+            self.tree, step=grant.step, quorum_id=quorum.quorum_id, readers=len(quorum.healing)
         )
         me = crew.group.rank()
         crew.store(quorum, timeout_s=10.0).set(f"offer/{me}", json.dumps(offer.to_json()))
@@ -90,17 +92,19 @@ class LiveState:
         deadline = began + self._heal_timeout_s
         offers = [_wait_offer(store, rank, crew, deadline) for rank in ranks]
         is_of_value = self.committed > 0  # then a heal that breaks off must leave it whole
-        heal(offers, into=self._tree, in_place=not is_of_value, deadline_s=self._heal_timeout_s)
+        heal(offers, into=self.tree, in_place=not is_of_value, deadline_s=self._heal_timeout_s)
         assert self.committed == grant.step
         return time.perf_counter() - began
 
     def commit(self, step: int, *, lineage: int) -> None:
         self.committed, self.lineage = step + 1, lineage
+        self._record.warm_soon()
 
     def attempt_failed(self) -> None:
         self._server.retire()
 
     def close(self) -> None:
+        self._record.close()
         self._server.close()
 
     def before_update(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from ftcore import flight
 from ftcore.base.log import event
 from ftcore.heal import wire
 from ftcore.heal.compare import send_layout
@@ -83,6 +84,7 @@ class HealServer:
         self._stage_ahead = cores >= 4 if stage_ahead is None else stage_ahead
         self._copy_threads = min(4, cores)
         self.layout: Layout | None = None  # what others may compare theirs with
+        self.record: flight.FlightRecord | None = None  # for managers that find a step too long
         self._token = secrets.token_urlsafe(18)
         self._pace = Pace(bandwidth_max)
         self._reader_timeout_s, self._connections_max = reader_timeout_s, connections_max
@@ -246,6 +248,9 @@ class HealServer:
         hello = wire.receive_frame(connection)
         if hello.get("want") == "layout":
             send_layout(connection, self.layout)
+            return
+        if hello.get("want") == flight.WANT:
+            flight.send_record(connection, self.record, hello)
             return
         snapshot = self._admit(hello)
         wire.send_frame(connection, {"ok": True})

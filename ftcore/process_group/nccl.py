@@ -24,6 +24,7 @@ from ftcore.base.errors import BadSetting
 from ftcore.process_group.base import Group, Quorum
 from ftcore.process_group.errors import CollectiveFailed
 from ftcore.process_group.life import Life
+from ftcore.process_group.naming import name_in_records
 from ftcore.process_group.store import connect_store
 
 # torch's own watchdog would end the process, or wait, where we abort and go on.
@@ -80,6 +81,7 @@ class NcclGroup(Group):
         backend = dist.ProcessGroupNCCL(
             dist.PrefixStore(quorum.prefix, client), quorum.rank, quorum.world_size, options
         )
+        name_in_records(backend, "cuda", quorum.prefix)
         stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(stream):
             canary = _send_canary(backend, self.device)
