@@ -2,16 +2,29 @@
 `python -m tests.gpu.kills [KILLS]`. Prints one JSON object per kill and a summary."""
 
 import json
+import os
+import re
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from tests.gpu import trainer
 from tests.manager.jobs import Job, together
+
+
+def descriptors(process):
+    """How many file descriptors of each kind a process has."""
+    found = Counter()
+    for number in os.listdir(f"/proc/{process.pid}/fd"):
+        with suppress(OSError):
+            found[re.sub(r"[0-9]+", "N", os.readlink(f"/proc/{process.pid}/fd/{number}"))] += 1
+    return found
 
 
 def kill_once(number, survivors, victim):
@@ -38,7 +51,7 @@ def main(kills):
     config = {"steps": 100_000, "step_time_s": 0.02, "audits": True}
     with folder as path, Job(Path(path), main=trainer.main, **config) as job:
         survivors = job.start_all("r0", "r1")
-        pids = [group.process.pid for group in survivors]
+        pids, early_fds = [group.process.pid for group in survivors], Counter()
         found, back = [], []
         for number in range(1, kills + 1):
             started = time.time()
@@ -47,6 +60,9 @@ def main(kills):
             back.append(time.time() - started)
             found.append(kill_once(number, survivors, victim))
             victim.process.join()
+            if number == min(5, kills):
+                early_fds = descriptors(survivors[0].process)
+        more_fds = descriptors(survivors[0].process) - early_fds
         assert [g.process.pid for g in survivors if g.process.is_alive()] == pids
     seconds = [s for s, _ in found]
     early, last = found[min(4, kills - 1)][1], found[-1][1]
@@ -55,6 +71,7 @@ def main(kills):
     times |= {"back_s": statistics.median(back)}
     rounded = {key: round(value, 1) for key, value in times.items()}
     print(json.dumps({"kills": kills, **rounded, "grown_since_kill_5": grown}))
+    print(json.dumps({"descriptors more than after kill 5": more_fds}))
 
 
 if __name__ == "__main__":
