@@ -19,7 +19,7 @@ from ckpt.filling_cuda import Part, can_take, fill_devices, parts_of
 from ckpt.manifest import Manifest
 from ckpt.plan import LARGE_BYTES
 from ckpt.reading import Copy, Want, byte_range
-from ftcore.statedict import FlatState, decode
+from ftcore.statedict import FlatState, PerRank, decode
 from ftcore.statedict.memory import copy_in, is_plain_memory
 from ftcore.statedict.plain import TensorRef
 
@@ -40,21 +40,19 @@ def fill(
     work: list[Callable[[], object]] = []
     strided: dict[int, list[Copy]] = {}
     parts: list[Part] = []
-    plain: dict[int, bool] = {}
+    plain = [is_plain_memory(tensor) for tensor in tensors]
     for copy in copies:
         index, piece, common = copy
-        tensor = tensors[index]
-        is_plain = plain.get(index)
-        if is_plain is None:
-            is_plain = plain[index] = is_plain_memory(tensor)
-        if not is_plain and (found := _device_parts(tensor, wants[index], copy, image)):
+        if not plain[index]:
+            found = _device_parts(tensors[index], wants[index], copy, image)
             parts += found
-        elif not is_plain:
-            strided.setdefault(index, []).append(copy)
+            if not found:
+                strided.setdefault(index, []).append(copy)
         elif common == wants[index].box == piece[3:]:
-            _move(tensor.data_ptr(), image.address(piece.file, piece.offset), piece.nbytes, work)
+            source = image.address(piece.file, piece.offset)
+            _move(tensors[index].data_ptr(), source, piece.nbytes, work)
         else:
-            _move_runs(tensor, wants[index], copy, image, work)
+            _move_runs(tensors[index], wants[index], copy, image, work)
     for index, pieces in strided.items():
         work.append(partial(_fill_strided, tensors[index], wants[index], pieces, image))
     on_device = any(tensors[index].is_cuda for index in strided)
@@ -63,7 +61,7 @@ def fill(
         for done in [pool.submit(unit) for unit in work]:
             done.result()
     fill_devices(parts)  # last: a strided fill writes its whole tensor
-    touched = [tensors[index] for index in plain]
+    touched = [tensors[index] for index in {copy.want for copy in copies}]
     torch.autograd.graph.increment_version([t for t in touched if not t.is_inference()])
 
 
@@ -87,7 +85,7 @@ def _byte_runs(want: Want, copy: Copy, image: Image) -> Iterator[tuple[int, int,
     """Where contiguous bytes go in the wanted box, their address in the image, how many."""
     size = itemsize(want.dtype)
     stored = Box(copy.piece.offsets, copy.piece.lengths)
-    first, _ = byte_range(copy, size)
+    first, _ = byte_range(copy, want.dtype)
     origin = image.address(copy.piece.file, first) - (first - copy.piece.offset)
     for run in runs(stored, want.box, copy.common):
         yield run.target * size, origin + run.source * size, run.elements * size
@@ -217,8 +215,6 @@ def saved_optimizers(flat: FlatState) -> Callable[[], None]:
 
 def put_back(state: Mapping[str, Any], root: Mapping[str, Any]) -> None:
     """Values that are not objects, such as numbers, are replaced in the caller's own mapping."""
-    from ckpt.capture import PerRank
-
     for key, value in list(state.items()):
         if isinstance(value, PerRank):
             inner = next(iter(root[key].values()), value.value)

@@ -135,7 +135,7 @@ class Copier:
         self.cuda = CudaCopier(is_awaited)
         self._pool = ThreadPoolExecutor(COPY_THREADS, "ckpt-copy", initializer=_yield_to_training)
         self._bases: dict[int, torch.Tensor] = {}
-        self._views: dict[tuple[str, int, int, int], list[torch.Tensor]] = {}
+        self._views: dict[tuple[str, int, int, int], Targets] = {}
 
     def copy(
         self,
@@ -156,24 +156,21 @@ class Copier:
             self.cuda.copy_snapshot(snapshot, number, file, target)
             return
         sources = captured.sources(number)
-        views = self._targets(file, captured.layout.digest, region, offset)
-        units: list[Callable[[], object]] = []
-        small: list[int] = []
-        on_device = [n for n, source in enumerate(sources) if source.is_cuda and source.numel()]
+        targets = self._targets(file, captured.layout.digest, region, offset)
+        on_device = {n for n, source in enumerate(sources) if source.is_cuda}
         if on_device:
-            targets = [views[n] for n in on_device]
-            self.cuda.copy_tensors(targets, [sources[n] for n in on_device], ready)
-        for place, member in enumerate(file.members):
-            if sources[place].is_cuda:
-                continue
-            if member.item.nbytes >= LARGE_BYTES:
-                units += _units(sources[place], views[place], region, offset + member.offset)
-            elif member.item.nbytes:
-                small.append(place)
-        for start in range(0, len(small), SMALL_BATCH):
-            batch = small[start : start + SMALL_BATCH]
-            targets = [views[n] for n in batch]
-            units.append(partial(_copy_many, targets, [sources[n] for n in batch]))
+            moved = [n for n in on_device if sources[n].numel()]
+            views = [targets.views[n] for n in moved]
+            self.cuda.copy_tensors(views, [sources[n] for n in moved], ready)
+        units: list[Callable[[], object]] = []
+        for n in targets.large:
+            if n not in on_device:
+                start = offset + file.members[n].offset
+                units += _units(sources[n], targets.views[n], region, start)
+        for batch in targets.small:
+            here = [n for n in batch if n not in on_device]
+            views = [targets.views[n] for n in here]
+            units.append(partial(_copy_many, views, [sources[n] for n in here]))
         for done in [self._pool.submit(unit) for unit in units]:
             done.result()
 
@@ -194,17 +191,34 @@ class Copier:
             self._bases[address] = torch.frombuffer(region.view, dtype=torch.uint8)
         return self._bases[address]
 
-    def _targets(
-        self, file: FilePlan, digest: str, region: Region, offset: int
-    ) -> list[torch.Tensor]:
+    def _targets(self, file: FilePlan, digest: str, region: Region, offset: int) -> Targets:
         key = (digest, region.address, offset, id(file))
         found = self._views.get(key)
         if found is None:
             if len(self._views) > 256:
                 self._views.clear()
-            base = self._base(region)
-            found = self._views[key] = [target_view(base, m, offset) for m in file.members]
+            found = self._views[key] = targets_of(file, self._base(region), offset)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the members of a file go: views of staging memory, and by place the members that are
+    copied in pieces and those that are copied many at a time."""
+
+    views: list[torch.Tensor]
+    large: list[int]
+    small: list[list[int]]
+
+
+def targets_of(file: FilePlan, base: torch.Tensor, offset: int) -> Targets:
+    sizes = [member.item.nbytes for member in file.members]
+    small = [n for n, size in enumerate(sizes) if 0 < size < LARGE_BYTES]
+    return Targets(
+        views=[target_view(base, member, offset) for member in file.members],
+        large=[n for n, size in enumerate(sizes) if size >= LARGE_BYTES],
+        small=[small[at : at + SMALL_BATCH] for at in range(0, len(small), SMALL_BATCH)],
+    )
 
 
 def target_view(base: torch.Tensor, member: Member, offset: int) -> torch.Tensor:

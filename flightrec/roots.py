@@ -87,10 +87,16 @@ def _circle(case: Case, waits: Waits, sink: Sink) -> tuple[list[Suspect], list[F
     if found:
         return found, seen
     went_past = _went_past(within, sink)
-    if len(went_past) == 1:
+    strays: list[Suspect] = []
+    if any(call.is_p2p for call in within.blocked.values()):
+        # Sends and receives pair by count, so who left one out shows in its own way only.
+        known = stray_suspects(case, sink.ranks, only_known=True)
+        strays = _with_partner(case, within, known, went_past)
+    if not strays and len(went_past) == 1:
         return [_left_out(case, within, *went_past[0])], []
-    strays = stray_suspects(case, sink.ranks)
-    return _with_partner(case, within, strays, went_past), []
+    if not strays:
+        strays = _with_partner(case, within, stray_suspects(case, sink.ranks), went_past)
+    return strays, []
 
 
 def _went_past(waits: Waits, sink: Sink) -> list[tuple[int, Demand]]:
@@ -217,11 +223,15 @@ def _no_partner(case: Case, waits: Waits, rank: int, demand: Demand) -> Suspect:
         f"rank {channel.source} called {len(channel.sends)} sends to rank {channel.destination}, "
         f"which called {len(channel.receives)} receives: a {other} is missing"
     ]
+    kind = Kind.P2P_NO_PARTNER if blamed == rank else Kind.EXTRA_CALL
     if blamed != rank:
         because.append("the other channels of the group have as many calls as the other end")
+    elif odd is None and rank not in waits.blocked:
+        kind = Kind.NEVER_ISSUED  # it did not go past the call: it has not come to it
+        because.append("all its calls have ended: it is busy or stuck on the host")
     return Suspect(
         rank=blamed,
-        kind=Kind.P2P_NO_PARTNER if blamed == rank else Kind.EXTRA_CALL,
+        kind=kind,
         group=demand.call.group,
         seq=odd.p2p_seq if odd else min(len(channel.sends), len(channel.receives)) + 1,
         call=odd.call if odd else demand.call.call,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from ftcore.names import crew_name
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
-from ftcore.process_group.store import split_address
+from ftcore.process_group.store import connect_store
 from ftcore.wire.messages import Quorum
+
+_TRY_S = 1.0
 
 
 class Crew:
@@ -23,7 +26,7 @@ class Crew:
         self.quorum: Quorum | None = None
         self.built_s = 0.0
         self._job, self._replica_id, self._rank = job, replica_id, rank
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._lock = threading.Lock()
         self._building_id = 0
         self._aborted: dict[int, str] = {}
@@ -50,24 +53,28 @@ class Crew:
             prefix=self._prefix(quorum),
             rank=quorum.replica_ids.index(self._replica_id),
             world_size=len(quorum.members),
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
         )
         self.quorum = quorum
         self.built_s = time.perf_counter() - began
 
     def store(self, quorum: Quorum, *, timeout_s: float) -> dist.Store:
         """A key-value store that all members of `quorum` see, for this rank."""
-        from datetime import timedelta
-
-        host, port = split_address(quorum.sources[0].store_address)
-        client = dist.TCPStore(
-            host,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        client = self._connect(quorum.sources[0].store_address, timeout_s)
+        client.set_timeout(timedelta(seconds=timeout_s))
         return dist.PrefixStore(self._prefix(quorum) + "/values", client)
+
+    def _connect(self, address: str, timeout_s: float) -> dist.TCPStore:
+        """In short tries: torch's client does not hear that its host was lost meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return connect_store(address, timeout_s=min(timeout_s, _TRY_S))
+            except dist.DistError:
+                if (error := self.error) is not None:
+                    raise error from None
+                if time.monotonic() > deadline:
+                    raise
 
     def meet(self, *, timeout_s: float) -> None:
         """Wait until all members are here, or one is lost, or `timeout_s` is over.

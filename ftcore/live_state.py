@@ -40,7 +40,7 @@ class LiveState:
         self._server = HealServer(host)
         self._record = self._server.record = FlightRecord()
         position = StatePair(self._get_position, self._set_position)
-        self._tree: dict[str, object] = {
+        self.tree: dict[str, object] = {
             "model": model,
             "optimizer": optimizer,
             "ftcore": position,
@@ -52,11 +52,11 @@ class LiveState:
         return self._server.address
 
     def register(self, name: str, get: Callable[[], object], set: Callable[[Any], None]) -> None:
-        self._tree[name] = StatePair(get, set)
+        self.tree[name] = StatePair(get, set)
 
     def ready(self) -> None:
         """All state is registered: from now on its layout is what groups compare."""
-        self._server.layout = layout(self._tree).static
+        self._server.layout = layout(self.tree).static
         self.layout_hash = f"{self._server.layout.hash:016x}"
 
     def difference_from(self, address: str) -> str:
@@ -77,7 +77,7 @@ class LiveState:
         began = time.perf_counter()
         quorum = grant.quorum
         offer = self._server.publish(
-            self._tree, step=grant.step, quorum_id=quorum.quorum_id, readers=len(quorum.healing)
+            self.tree, step=grant.step, quorum_id=quorum.quorum_id, readers=len(quorum.healing)
         )
         me = crew.group.rank()
         crew.store(quorum, timeout_s=10.0).set(f"offer/{me}", json.dumps(offer.to_json()))
@@ -92,7 +92,7 @@ class LiveState:
         deadline = began + self._heal_timeout_s
         offers = [_wait_offer(store, rank, crew, deadline) for rank in ranks]
         is_of_value = self.committed > 0  # then a heal that breaks off must leave it whole
-        heal(offers, into=self._tree, in_place=not is_of_value, deadline_s=self._heal_timeout_s)
+        heal(offers, into=self.tree, in_place=not is_of_value, deadline_s=self._heal_timeout_s)
         assert self.committed == grant.step
         return time.perf_counter() - began
 

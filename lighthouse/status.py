@@ -38,6 +38,7 @@ def _group(core: JobCore, seat: Seat, now: float) -> JsonDict:
         "is_connected": seat.closed_at == inf,
         "store_address": report.member.store_address,
         "reason": report.reason,
+        "slowness": round(report.slowness, 2),
     }
 
 

@@ -64,6 +64,7 @@ class MemberCore:
         self._limit: float = inf
         self._is_broken = False  # a member of `quorum` is lost: it cannot finish another step
         self._timed_id, self._group_s, self._heal_s = 0, 0.0, 0.0
+        self.slowness = 0.0  # as the ranks measure it, for the lighthouse to show
 
     # What the ranks do
 
@@ -96,8 +97,8 @@ class MemberCore:
         ends = min((q.from_step for q in self.pending), default=inf)
         return step <= self._limit and step < min(ends, self.until) and not self._is_broken
 
-    def heal_began(self) -> None:
-        """From now on the state is a mixture, until `heal_ended`."""
+    def state_torn(self) -> None:
+        """The state is a mixture, or not that of the others, until `heal_ended`."""
         self.is_valid = False
 
     def heal_ended(self, lineage: int) -> None:
@@ -201,6 +202,8 @@ class MemberCore:
         if self.quorum is None or life not in self.quorum.lives:
             return False
         self._is_broken = True
+        if self.running is None:
+            self.reason = f"{lost.replica_id} {lost.reason}"
         return self.running is not None and self.running.quorum is self.quorum
 
     def report(self) -> Report:
@@ -229,12 +232,20 @@ class MemberCore:
             lineage=self.lineage,
             promised=prepare.change_id if prepare and has_promised else 0,
             limit=int(self._limit) if self._limit < inf else 0,
-            failed_id=self._failed_id,
+            failed_id=self._stuck_id(),
             want=self.want,
             reason=self.reason,
             group_s=self._group_s if has_times else 0.0,
             heal_s=self._heal_s if has_times else 0.0,
+            slowness=self.slowness,
         )
+
+    def _stuck_id(self) -> int:
+        """The quorum under which no further step can end. A lighthouse that took over does not know
+        whom an earlier one has called lost, so this has to be said, step or no step."""
+        if self._is_broken and self.running is None and self.quorum is not None:
+            return self.quorum.quorum_id
+        return self._failed_id
 
     @property
     def standing(self) -> Quorum | None:

@@ -31,6 +31,9 @@ from ftcore.wire.messages import (
 log = logging.getLogger("ftcore.daemon")
 
 LAYOUT = "state layout"  # the one setting that may differ between the ranks of a group
+GUARD_REMEDY = (
+    "Check this group's hardware before you start it again, or load a checkpoint from before."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,6 @@ class Group:
 
     config: Config
     poke: Callable[[], None] = lambda: None
-    watch_pid: Callable[[int], None] = lambda _: None
     core: MemberCore | None = None
     ranks: dict[int, Rank] = field(default_factory=dict)
     failed_steps: int = 0
@@ -80,7 +82,9 @@ class Group:
     _ready: Ballot = field(init=False)
     _votes: Ballot = field(init=False)
     _healed: Ballot = field(init=False)
+    _must_stop: bool = False
     _aborted: Go | None = None  # the running step, if it was aborted
+    _must_recompute: bool = False
 
     def __post_init__(self) -> None:
         self._ready, self._votes, self._healed = (Ballot(self.config.ranks) for _ in range(3))
@@ -168,6 +172,11 @@ class Group:
         self._set_until(vote.until)
         if core.running is not None:
             core.timed(group_s=vote.group_s, heal_s=vote.heal_s)
+        core.slowness = vote.slowness or core.slowness
+        if vote.is_torn:
+            core.state_torn()
+        self._must_stop |= vote.must_stop
+        self._must_recompute |= vote.must_recompute
         if not self._votes.say(rank, "" if vote.is_ok else vote.reason or "failed"):
             return
         reason = self._votes.reason
@@ -175,7 +184,11 @@ class Group:
         self._healed.clear()
         lineage = core.lineage
         core.finish(is_committed=not reason, reason=reason)
+        if self._must_stop:
+            self.stop(reason, GUARD_REMEDY)
+            return
         decision = pb.Decision(step=vote.step, is_committed=not reason, reason=reason)
+        decision.must_recompute, self._must_recompute = self._must_recompute, False
         if reason:
             self._count_failure(reason)
         else:
@@ -353,7 +366,7 @@ class Group:
         self._ready.clear()
         core = self._running_core()
         if go.must_heal and core.committed == 0:
-            core.heal_began()
+            core.state_torn()
         quorum = quorum_to_pb(go.quorum)
         return pb.Go(step=go.step, quorum=quorum, must_heal=go.must_heal, may_run=go.may_run)
 

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcore.base.log import event
+from ftcore.base.machine import this_machine
 from ftcore.daemon.group import Group
 from ftcore.daemon.look import Order
 from ftcore.wire.messages import Quorum, show_id
@@ -153,7 +153,7 @@ class HangWatch:
 
     def _give_up(self, guilt: Guilt) -> None:
         hello = self._group.ranks[guilt.rank].hello
-        if hello.host == socket.gethostname():
+        if hello.machine == this_machine():
             self._group.condemned = hello.pid
         self._group.end(f"rank {guilt.rank} (pid {hello.pid}) {guilt.why}")
 
@@ -191,7 +191,6 @@ def order_of(group: Group, quorum: Quorum) -> Order:
         for rank, address in enumerate(quorum.members[at].heal_addresses):
             addresses[at * config.ranks + rank] = address
             names[at * config.ranks + rank] = f"{quorum.members[at].replica_id} rank {rank}"
-    here = socket.gethostname()
     return Order(
         job=config.job,
         quorum_id=quorum.quorum_id,
@@ -201,7 +200,7 @@ def order_of(group: Group, quorum: Quorum) -> Order:
         pids={
             position * config.ranks + rank: known.hello.pid
             for rank, known in group.ranks.items()
-            if known.hello.host == here
+            if known.hello.machine == this_machine()
         },
         folder=str(_folder(config.job, config.replica_id, quorum.quorum_id, group.step)),
     )

@@ -195,6 +195,7 @@ def _report_to_pb(report: Report) -> pb.Report:
         reason=report.reason[:TEXT_CHARS_MAX],
         group_s=report.group_s,
         heal_s=report.heal_s,
+        slowness=report.slowness,
     )
 
 
@@ -216,6 +217,7 @@ def _report_from_pb(message: pb.Report, member: Member) -> Report:
         reason=message.reason[:TEXT_CHARS_MAX],
         group_s=_seconds(message.group_s),
         heal_s=_seconds(message.heal_s),
+        slowness=_seconds(message.slowness),
     )
 
 

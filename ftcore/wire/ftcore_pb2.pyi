@@ -42,7 +42,7 @@ class Quorum(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s")
+    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "slowness")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Report(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     quorum_id: int
     left_id: int
@@ -69,7 +70,8 @@ class Report(_message.Message):
     reason: str
     group_s: float
     heal_s: float
-    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ...) -> None: ...
+    slowness: float
+    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., slowness: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "member", "report", "settings", "standing")
@@ -169,7 +171,7 @@ class ToGroup(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., new_quorum: _Optional[_Union[Quorum, _Mapping]] = ..., lost_member: _Optional[_Union[LostMember, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
-    __slots__ = ("rank", "pid", "host", "is_push", "store_address", "heal_address", "committed", "lineage", "settings", "token")
+    __slots__ = ("rank", "pid", "machine", "is_push", "store_address", "heal_address", "committed", "lineage", "settings", "token")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -179,7 +181,7 @@ class RankHello(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     IS_PUSH_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HEAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -189,7 +191,7 @@ class RankHello(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     rank: int
     pid: int
-    host: str
+    machine: str
     is_push: bool
     store_address: str
     heal_address: str
@@ -197,7 +199,7 @@ class RankHello(_message.Message):
     lineage: int
     settings: _containers.ScalarMap[str, str]
     token: str
-    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., is_push: bool = ..., store_address: _Optional[str] = ..., heal_address: _Optional[str] = ..., committed: _Optional[int] = ..., lineage: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., machine: _Optional[str] = ..., is_push: bool = ..., store_address: _Optional[str] = ..., heal_address: _Optional[str] = ..., committed: _Optional[int] = ..., lineage: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("until",)
@@ -206,7 +208,7 @@ class Ready(_message.Message):
     def __init__(self, until: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s")
+    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "must_stop", "slowness", "must_recompute")
     STEP_FIELD_NUMBER: _ClassVar[int]
     IS_OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +216,9 @@ class Vote(_message.Message):
     IS_TORN_FIELD_NUMBER: _ClassVar[int]
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    MUST_STOP_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     step: int
     is_ok: bool
     reason: str
@@ -221,7 +226,10 @@ class Vote(_message.Message):
     is_torn: bool
     group_s: float
     heal_s: float
-    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ...) -> None: ...
+    must_stop: bool
+    slowness: float
+    must_recompute: bool
+    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., must_stop: bool = ..., slowness: _Optional[float] = ..., must_recompute: bool = ...) -> None: ...
 
 class Healed(_message.Message):
     __slots__ = ("lineage",)
@@ -270,18 +278,20 @@ class Go(_message.Message):
     def __init__(self, step: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., must_heal: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("is_committed", "reason", "go", "step", "may_run")
+    __slots__ = ("is_committed", "reason", "go", "step", "must_recompute", "may_run")
     IS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     MAY_RUN_FIELD_NUMBER: _ClassVar[int]
     is_committed: bool
     reason: str
     go: Go
     step: int
+    must_recompute: bool
     may_run: int
-    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., may_run: _Optional[int] = ...) -> None: ...
+    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., must_recompute: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("quorum_id", "reason")

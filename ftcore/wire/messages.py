@@ -101,6 +101,7 @@ class Report:
     failed_id: the quorum under which its last step failed, or 0.
     group_s, heal_s: how long the slowest rank took, before its first step under its quorum, to
         build process groups and to copy the state.
+    slowness: how many times slower than the others it does its own work; 0 where not known.
     """
 
     member: Member
@@ -117,6 +118,7 @@ class Report:
     reason: str = ""
     group_s: float = 0.0
     heal_s: float = 0.0
+    slowness: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ def test_a_healing_member_enters_at_once_and_votes_only_after_the_heal():
     core.new_quorum(quorum(1, from_step=7, healing=("a",)))
     go = core.try_start()
     assert (go.step, go.must_heal) == (7, True)
-    core.heal_began()
+    core.state_torn()
     assert not core.report().is_valid
     core.heal_ended(lineage=3)
     core.finish(is_committed=True)
@@ -134,3 +134,13 @@ def test_a_ballot_is_complete_with_all_ranks_and_tells_the_first_no():
     assert not ballot.say(0)
     assert ballot.say(1, "not finite")
     assert ballot.reason == "rank 1: not finite"
+
+
+def test_a_member_that_cannot_go_on_says_so_to_whoever_leads_now():
+    core = training()
+    core.finish(is_committed=True)
+    core.lost_member(
+        LostMember(quorum_id=quorum_id_of(1, 1), replica_id="b", incarnation=1, reason="died")
+    )
+    assert core.try_start() is None
+    assert core.report().failed_id == quorum_id_of(1, 1) and core.report().reason == "b died"

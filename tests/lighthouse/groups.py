@@ -93,7 +93,7 @@ class Group:
                 await self._wake.wait()
                 continue
             if go.must_heal:
-                self.core.heal_began()
+                self.core.state_torn()
                 self.core.heal_ended(self._lineage_of_sources(go))
             self._abort.clear()
             is_committed = await self._reduce(go)

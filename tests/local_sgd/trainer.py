@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from ftcore import Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.worker import sha256
-from ftcore.local_sgd import diloco
+from ftcore.local_sgd import DiLoCo
 
 
 def main(pipe, config, gates):
@@ -36,12 +36,11 @@ def train(config, events, gates):
     with Manager(
         model,
         optimizer,
-        shards=1,
-        mode="fast",
+        gradients=DiLoCo(**config["outer"]),
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
     ) as manager:
-        outer = diloco(manager, model, **config["outer"])
+        outer = manager.gradients
         for step in manager.steps(config["steps"]):
             for inner in step:
                 if step.index == config["hold_at"]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import threading
 import time
 
@@ -19,6 +20,7 @@ def main(pipe, config):
 
     os.environ.update(config.get("env", {}))
     torch.set_num_threads(1)
+    ftcore.manager.__version__ = config.get("version", ftcore.__version__)
     torch.manual_seed(config.get("model_seed", 7))
     events = Events(pipe)
     log = logging.getLogger("ftcore")
@@ -51,6 +53,8 @@ def train(config, events):
         replica_id=config["replica_id"],
         **options,
     ) as manager:
+        if trap := config.get("trap"):
+            set_trap(manager, events, config["armed"], *trap)
         drain_after = config.get("drain_after")
         for count, step in enumerate(manager.steps(config["steps"])):
             if count == drain_after:
@@ -59,6 +63,7 @@ def train(config, events):
                 events.say("shard", step=shard.step, shard=shard.index)
                 inputs = torch.randn(4, 8)  # what this shard's seed gives
                 loss = F.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+                loss = loss * wrong_factor(config, step)
                 loss.backward()
                 shard.log(loss)
                 if step.index == config.get("raise_at"):
@@ -67,9 +72,39 @@ def train(config, events):
                     wait_for_a_batch_that_never_comes()
                 time.sleep(config.get("shard_time_s", 0.0))
             optimizer.step()
+            if step.index in config.get("flip_after", ()):
+                model[0].weight.data.view(torch.int32)[0, 0] ^= 1
             time.sleep(config.get("step_time_s", 0.0))
         events.say("ended_loop", committed=manager.state.committed, why=manager.drained_because)
     return sha256(model.parameters())
+
+
+def set_trap(manager, events, armed, when, what, gate=None):
+    """At the moment `when` of a heal ("offered" by a source, "received" by its target) `what`
+    happens, once it is armed: "die", "raise", or "wait" for the gate that the test opens."""
+
+    def spring(now):
+        if now != when or not armed.is_set():
+            return
+        events.say("trapped", what=what)
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "raise":
+            raise ValueError("a bug in the user's state function")
+        else:
+            gate.wait()
+
+    def get():
+        spring("offered")
+        return {"nothing": 0}
+
+    manager.register_state("trap", get, lambda _: spring("received"))
+
+
+def wrong_factor(config, step):
+    """What this group multiplies its losses by, in the first attempts at a step or in all."""
+    at, factor, attempts = config.get("wrong", (-1, 1.0, 0))
+    return factor if step.index == at and len(step.failures) < attempts else 1.0
 
 
 def wait_for_a_batch_that_never_comes():

@@ -1,4 +1,4 @@
-"""A group of two ranks that share each shard by DistributedDataParallel, for test_ranks.py."""
+"""A group of two ranks that share each shard by the inner parallelism INNER, for test_ranks.py."""
 
 import os
 import sys
@@ -6,8 +6,13 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from ftcore import Manager
+from ftcore import Guards, Manager
 from ftcore.demo.worker import sha256
 
 STEPS = 60
@@ -18,23 +23,59 @@ def say(line):
     os.write(1, f"{line}\n".encode())
 
 
+def loss_of(output, _=None):
+    return output.square().mean()
+
+
+def pipeline(part, rank):
+    """1F1B with two microbatches; each rank holds one stage."""
+    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    options = {"n_microbatches": 2, "loss_fn": loss_of, "scale_grads": False}
+    schedule = Schedule1F1B(stage, **options)
+    return lambda x: schedule.step(x) if rank == 0 else schedule.step(target=x)
+
+
+def parallel(inner, kind, rank):
+    """What this rank holds of the model, and how it runs one shard forward and backward."""
+    mesh = init_device_mesh("cpu", (2,))
+    if kind == "pp":
+        part = inner[:2] if rank == 0 else inner[2:]
+        return part, pipeline(part, rank)
+    if kind == "tp":
+        parallelize_module(inner, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return inner, lambda x: loss_of(inner(x)).backward()
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(inner)
+        return inner, lambda x: loss_of(model(x[rank::2])).backward()
+    fully_shard(inner[0], mesh=mesh)
+    fully_shard(inner, mesh=mesh)
+    return inner, lambda x: loss_of(inner(x[rank::2])).backward()
+
+
+def whole(param):
+    return param.full_tensor() if isinstance(param, DTensor) else param
+
+
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    kind, rank = os.environ.get("INNER", "ddp"), dist.get_rank()
     torch.manual_seed(0)
-    inner = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    model = torch.nn.parallel.DistributedDataParallel(inner)
-    optimizer = torch.optim.AdamW(inner.parameters(), lr=1e-2)
-    with Manager(inner, optimizer, shards=2) as manager:
+    inner = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    model, run = parallel(inner, kind, rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    guards = Guards(norm_spike_factor=100, digest_every_steps=1)
+    limit_s = float(os.environ.get("LIMIT_S", "60"))
+    with Manager(
+        model, optimizer, shards=2, guards=guards, collective_timeout_s=limit_s
+    ) as manager:
         for step in manager.steps(STEPS):
             for _ in step:
-                inputs = torch.randn(8, 8)[rank::2]  # this rank's half of the shard
-                model(inputs).square().mean().backward()
+                run(torch.randn(8, 8))
             optimizer.step()
             say(f"STEP {step.index} {len(step.members)} {os.getpid()}")
             time.sleep(0.1)
-    say(f"SHA {sha256(inner.parameters())}")
+    say(f"SHA {sha256(whole(p) for p in model.parameters())}")
     dist.destroy_process_group()
 
 

@@ -103,7 +103,7 @@ def fsdp2_exact_keeps_its_bits_when_a_group_dies(member):
 
 
 def fsdp2_all_reduce_hook(member):
-    m, group = sharded(), member.group("fsdp2-hook", hold_errors=True)
+    m, group = sharded(), member.group("fsdp2-hook")
     hooks = reduce_in_fsdp(m, group, weight=0.5)
     loss_of(m(member.quarter)).backward()
     hooks.finish()
@@ -120,7 +120,7 @@ def fsdp2_all_reduce_hook(member):
 
 def hsdp_mesh(member):
     """FSDP2's own all-reduce over our group, through a 2-D mesh; then the group changes size."""
-    group = member.group("hsdp", hold_errors=True)
+    group = member.group("hsdp")
     m = model()
     fully_shard(m, mesh=replicate_mesh(group, inner_mesh()))
     loss_of(m(member.quarter)).backward()
@@ -184,6 +184,46 @@ def pipeline_1f1b(member):
             buckets.arm(group, weight=weight, backwards=2)
         schedule.step(member.half) if member.rank == 0 else schedule.step(target=member.half)
         buckets.reduce_fast(group, weight=weight)
+        assert_close([p.grad for p in part.parameters()], expected)
+
+
+def hsdp_inside_a_group(member):
+    for shape in ((RANKS, 1), (1, RANKS)):
+        mesh = inner_mesh(*shape, names=("replicate", "shard"))
+        m = model()
+        for layer in (m[0], m[2], m):
+            fully_shard(layer, mesh=mesh)
+        reduced(member, f"hsdp-inside-{shape[0]}", m, member.quarter, armed=True)
+
+
+def how_often_gradients_come_is_learned(member):
+    """Accumulation in one step, two microbatches of 1F1B in the next: nobody says how many."""
+    m, group = sharded(), member.group("learned")
+    buckets = Buckets(m, bucket_bytes_max=SMALL)
+    for _ in range(3):
+        m.zero_grad()
+        buckets.arm(group, weight=0.5, backwards=None)
+        for part in member.quarter.chunk(2):
+            (loss_of(m(part)) / 2).backward()
+        buckets.reduce_fast(group, weight=0.5)
+        assert_close(full_gradients(m), expected_gradients())
+
+
+def pipeline_learned(member):
+    whole = model()
+    part = whole[:2] if member.rank == 0 else whole[2:]
+    stage = PipelineStage(part, member.rank, RANKS, torch.device("cpu"))
+    group, buckets = member.group("pp-learned"), Buckets(part, bucket_bytes_max=SMALL)
+    expected = expected_gradients()
+    expected = expected[:2] if member.rank == 0 else expected[2:]
+    for _ in range(3):
+        schedule = Schedule1F1B(
+            stage, n_microbatches=2, loss_fn=lambda out, _: loss_of(out), scale_grads=False
+        )
+        part.zero_grad()
+        buckets.arm(group, weight=0.25, backwards=None)
+        schedule.step(member.half) if member.rank == 0 else schedule.step(target=member.half)
+        buckets.reduce_fast(group, weight=0.25)
         assert_close([p.grad for p in part.parameters()], expected)
 
 
@@ -272,7 +312,10 @@ CASES = [
     tp,
     tp_with_sequence_parallel_norm,
     fsdp_with_tp,
+    hsdp_inside_a_group,
+    how_often_gradients_come_is_learned,
     pipeline_1f1b,
+    pipeline_learned,
     mixed_precision,
     activation_checkpointing,
     cpu_offload,
