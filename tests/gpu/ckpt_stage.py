@@ -18,8 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from ckpt import Checkpointer
-from ckpt.staging_cuda import DEVICE_ROOM_BYTES
+from ckpt import Checkpointer, staging_cuda
 from tests.gpu.training import GIB, Training, lost_per_save, time_steps
 
 
@@ -29,15 +28,12 @@ def say(what, **facts):
 
 @contextmanager
 def only_free(training, nbytes):
-    """Leave so much of the device to snapshots, by taking all the rest of what is free."""
-    free, _ = torch.cuda.mem_get_info()
-    unused = free + torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
-    ballast = torch.empty(unused - nbytes - DEVICE_ROOM_BYTES, dtype=torch.uint8, device="cuda")
-    time_steps(training, 2)
+    """Let snapshots see no more than this much room on the device."""
+    kept = staging_cuda.DEVICE_ROOM_BYTES
+    unused = staging_cuda.DeviceMemory().room(training.batch.device)
+    staging_cuda.DEVICE_ROOM_BYTES += unused - nbytes
     yield
-    del ballast
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    staging_cuda.DEVICE_ROOM_BYTES = kept
 
 
 def no_checkpoint(training, size):
