@@ -168,9 +168,9 @@ class Copier:
                 start = offset + file.members[n].offset
                 units += _units(sources[n], targets.views[n], region, start)
         for batch in targets.small:
-            here = [n for n in batch if n not in on_device]
-            views = [targets.views[n] for n in here]
-            units.append(partial(_copy_many, views, [sources[n] for n in here]))
+            if here := [n for n in batch if n not in on_device]:
+                views = [targets.views[n] for n in here]
+                units.append(partial(_copy_many, views, [sources[n] for n in here]))
         for done in [self._pool.submit(unit) for unit in units]:
             done.result()
 

@@ -200,7 +200,8 @@ def _fill_image(image: torch.Tensor, starts: Mapping[int, int], captured: Captur
                 raw = image[at : at + member.item.nbytes]
                 targets.append(raw.view(source.dtype).view(member.item.box.lengths))
                 sources.append(source)
-    torch._foreach_copy_(targets, sources)
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 Part = tuple[torch.Tensor, torch.Tensor]  # target and source

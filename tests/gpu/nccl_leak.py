@@ -94,13 +94,14 @@ def main():
         print("skipped: this needs a GPU")
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tests.gpu.nccl_leak"])
-    stores, answers = [host_store() for _ in VARIANTS], context.Queue()
+    context.set_forkserver_preload(["torch", "ftcore.process_group.nccl"])
+    stores, answers = [host_store() for _ in VARIANTS], context.SimpleQueue()
     for name, store in zip(VARIANTS, stores, strict=True):
         for rank in range(2):
-            context.Process(target=rank_main, args=(name, rank, store.address, answers)).start()
+            given = (name, rank, store.address, answers)
+            context.Process(target=rank_main, args=given, daemon=True).start()
     for _ in range(2 * len(VARIANTS)):
-        name, grown = answers.get(timeout=120)
+        name, grown = answers.get()
         print(json.dumps({"what": name, "grown per round (MiB, or a number)": grown}), flush=True)
     sys.stdout.flush()
     os._exit(0)
