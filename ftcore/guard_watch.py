@@ -54,7 +54,7 @@ class Watch:
         self.guards = guards
         self.slowness = 0.0  # how many times slower than the others; 0 where not known
         self.must_leave = ""  # why this group should leave in good order
-        self._group, self._device = group, device
+        self._group, self.device = group, device
         self._history = NormHistory()
         self._norm = 0.0
         self._heals = 0
@@ -70,8 +70,8 @@ class Watch:
         """Note how long a shard took here. A repeated step may have had none to compute."""
         if self.guards.straggler_factor is None or shards == 0:
             return
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         self._busy_s.append((time.perf_counter() - self._began) / shards)
 
     # Called between the reduction and the vote
@@ -107,7 +107,7 @@ class Watch:
 
     def _ask(self, word: Word, replica_ids: tuple[str, ...]) -> dict[str, Word]:
         """Hear the words of all members, in the order of their replica ranks."""
-        mine = _packed(word).to(self._device)
+        mine = _packed(word).to(self.device)
         heard = mine.new_empty(len(replica_ids) * mine.numel())
         self._group._allgather_base(heard, mine).wait()
         self._group.settle()

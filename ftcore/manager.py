@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from ftcore.gradients import ExactGradients, FastGradients, Gradients
 from ftcore.guard_watch import Watch
 from ftcore.guards import NO_GUARDS, Guards
 from ftcore.heal import HealFailed, OfferRefused
+from ftcore.health import CHECKS, Check, Patient, examine
 from ftcore.link import Grant, Link, Verdict
 from ftcore.live_state import LiveState
 from ftcore.notice import ON_SIGTERM, Notice, Preemption
@@ -71,6 +72,7 @@ class Manager:
     checkpoints: a ckpt.Checkpointer. Every `checkpoint_every` committed steps, and after the last,
         the groups save their state together; a job that begins, or begins again after all its
         groups were lost, goes on from the newest complete step. Closed with the manager.
+    heal_bandwidth_max: bytes a second that this rank gives to those who heal, all together.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
         A rank that still waits in a collective of its own so long after its group was lost is
         ended, with its stacks on stderr.
@@ -79,6 +81,8 @@ class Manager:
         Make it longer than any pause of one group alone, like an evaluation. 0: never. Default:
         half of collective_timeout_s.
 
+    health: what this rank has to prove before its group may join: functions of a health.Patient
+        that say what is wrong, or "". Those of ftcore.health.CHECKS; add yours, () for none.
     preemption: from where notice is taken that this machine goes; by default from SIGTERM. The
         group finishes its step and leaves, nobody repeats one. See ftcore.Preemption.
     on_notice: called on the training thread when a group that had notice has left; what is left of
@@ -117,11 +121,13 @@ class Manager:
         collective_timeout_s: float | None = None,
         hang_after_s: float | None = None,
         heal_timeout_s: float | None = None,
+        heal_bandwidth_max: float | None = None,
         failed_steps_max: int = 10,
         guards: Guards | None = None,
         checkpoints: Checkpointer | None = None,
         checkpoint_every: int = 100,
         guard: Callable[[Step], str] | None = None,
+        health: Iterable[Check] = CHECKS,
         preemption: Preemption | None = ON_SIGTERM,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
@@ -143,7 +149,11 @@ class Manager:
         self.mode = mode if gradients is None else getattr(gradients, "__name__", str(gradients))
         self.group = group if group is not None else GlooGroup(interface=self.place.host)
         self.state = LiveState(
-            model, optimizer, host=self.place.host, heal_timeout_s=self.ladder["heal_timeout_s"]
+            model,
+            optimizer,
+            host=self.place.host,
+            heal_timeout_s=self.ladder["heal_timeout_s"],
+            bandwidth_max=heal_bandwidth_max,
         )
         if data is not None:
             self.state.register("data", data.state_dict, data.load_state_dict)
@@ -152,19 +162,14 @@ class Manager:
         self.gradients.attach(self.state)
         self.watch = Watch(guards or NO_GUARDS, self.group, next(model.parameters()).device)
         self.state.register("guards", self.watch.get_state, self.watch.set_state)
-        self.crew = Crew(
-            self.group,
-            job=self.place.job,
-            replica_id=self.place.replica_id,
-            rank=self.place.rank,
-            timeout_s=self.ladder["collective_timeout_s"],
-        )
+        timeout_s = self.ladder["collective_timeout_s"]
+        self.crew = Crew(self.group, place=self.place, timeout_s=timeout_s)
         if checkpoints is not None:
             self.checkpoints = JobCheckpoints(
                 checkpoints, every=checkpoint_every, state=self.state, place=self.place
             )
         self.departure = Departure(preemption, on_notice)
-        self._guard = guard
+        self._guard, self._health = guard, tuple(health)
         self._limits = manager_limits(self.ladder) | {"failed_steps_max": failed_steps_max}
 
     # For the training loop
@@ -260,8 +265,9 @@ class Manager:
                 return str(error)
             if grant.must_heal:
                 self.gradients.forget()
-                step.times.heal_s = self.state.heal(grant, self.crew)
-                self._attached().healed(self.state.lineage)
+                link = self._attached()
+                step.times.heal_s = self.state.heal(grant, self.crew, tell=link.heal_progress)
+                link.healed(self.state.lineage)
             elif grant.quorum.healing and grant.step == grant.quorum.from_step:
                 step.times.export_s = self.state.offer(grant, self.crew)
         except (GroupError, HealFailed, OfferRefused, dist.DistError) as error:
@@ -302,6 +308,7 @@ class Manager:
     def settle(self, step: Step, reason: str) -> None:
         """Vote. If the step is not committed, wait until it may be repeated."""
         link = self._attached()
+        step.times.held_s = self.state.held_s(step.times) if not reason else 0.0
         began = time.perf_counter()
         verdict = link.vote(
             step.grant,
@@ -310,6 +317,7 @@ class Manager:
             until=self.until,
             group_s=step.times.group_s,
             heal_s=step.times.heal_s if step.grant.must_heal else 0.0,
+            held_s=step.times.held_s,
             **self.watch.consequences(step.objection, self.place.replica_id),
         )
         step.timed("vote_s", began)
@@ -371,6 +379,7 @@ class Manager:
             committed=self.state.committed,
             lineage=self.state.lineage,
             settings=self._settings(),
+            unfit=examine(self._health, self._patient()),
         )
         link = Link(
             find_manager(place, self._limits, store),
@@ -383,6 +392,10 @@ class Manager:
         event(log, "manager.attached", replica_id=place.replica_id, lighthouse=place.lighthouse)
         return link
 
+    def _patient(self) -> Patient:
+        device = self.watch.device
+        return Patient(device=device, ranks=self.place.ranks, lighthouse=self.place.lighthouse)
+
     def _settings(self) -> dict[str, str]:
         """What has to be equal in all groups. The layout is compared rank by rank."""
         return {
@@ -392,6 +405,7 @@ class Manager:
             "seed": str(self.seed),
             "guards": str(self.watch.guards),
             "ranks per group": str(self.place.ranks),
+            "checkpoints": str(self.checkpoints or "none"),
             "state layout": self.state.layout_hash,
         }
 

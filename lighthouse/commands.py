@@ -136,12 +136,19 @@ def _job_lines(name: str, state: Mapping[str, Any]) -> list[str]:
     width = max((len(g) for g in state["groups"]), default=0)
     for group, facts in state["groups"].items():
         cut = "" if facts["is_connected"] else ", stream closed"
+        if facts.get("heal"):
+            cut += f", {facts['heal']['says']}"
         if (slowness := facts["slowness"]) >= SLOWNESS_SHOWN:
             cut += f", {slowness:.1f} times slower than the others"
+        if facts["held_s"]:
+            cut += f", died too often, held back for {facts['held_s']:.0f} s more"
         lines.append(
             f"  {group:<{width}}  {facts['state']:<8} step {facts['committed']}, "
             f"heard {facts['heard_s_ago']:.1f} s ago{cut}"
         )
+    for group, facts in state["gone"].items():
+        if facts["reason"]:
+            lines.append(f"  {group} went {facts['s_ago']:.0f} s ago: {facts['reason']}")
     return lines
 
 

@@ -19,6 +19,7 @@ from ftcore.wire.messages import (
     Report,
     Want,
 )
+from lighthouse.flaps import Deaths
 from lighthouse.quorum import (
     Change,
     Decision,
@@ -94,14 +95,14 @@ class JobCore:
         self._left_at: dict[Life, int] = {}  # steps that the last one to go had committed
         self._buried: dict[str, int] = {}  # replica_id -> incarnation that said it is gone
         self._drains: dict[str, str] = {}
+        self.deaths = Deaths()
+        self.last_words: dict[str, tuple[float, str]] = {}  # of groups that went
         learn_s = max(policy.learn_timeout_s, policy.heartbeat_timeout_s)
         self._learn_until = now + learn_s if must_learn else -inf
         self._wake_at = -inf  # before this time, silence cannot matter
         self._orders: list[tuple[Life, Order]] = []
         self._records: list[Record] = []
         self._facts: list[Fact] = []
-
-    # What arrives
 
     def hello(self, hello: Hello, now: float) -> Turn:
         """A stream of this group opened (again)."""
@@ -217,6 +218,7 @@ class JobCore:
             change=self._change,
             last_id=self.last_id,
             learn_until=self._learn_until,
+            held=self.deaths.held(self.policy),
         )
 
     def _sit(self, report: Report, now: float) -> Turn:
@@ -229,11 +231,14 @@ class JobCore:
         self.last_id = max(self.last_id, report.quorum_id, report.promised)
         self._forget_older_lives(report, now)
         if report.want is Want.GONE:
-            self.seats.pop(member.replica_id, None)
+            if self.seats.pop(member.replica_id, None) is None:
+                self._note(now, "group.gone", member.replica_id, report.reason)
+            self.last_words[member.replica_id] = (now, report.reason)
             self._buried[member.replica_id] = member.incarnation
             self._left_at = {member.life: report.committed}
             self._lose(member.life, report.reason, now, unsure=False)
             return self._settle(now)
+        self.last_words.pop(member.replica_id, None)
         asked_before = before is not None and before.report.want is Want.SEAT
         asked_at = before.asked_at if before and asked_before else now
         self.seats[member.replica_id] = Seat(
@@ -338,6 +343,7 @@ class JobCore:
             return
         if life not in self._lost:
             self._note(now, "member.lost", life[0], reason)
+            self.deaths.note(life[0], self.policy, now)
             self._announce_lost(life, reason)
         self._lost[life] = unsure and self._lost.get(life, True)
 
@@ -412,6 +418,7 @@ class JobCore:
             yield seat.closed_at + self.policy.reattach_timeout_s
         if self._learn_until > now:
             yield self._learn_until
+        yield from (u for u in self.deaths.held(self.policy).values() if u > now)
 
 
 def _prepare(change: Change) -> Prepare:

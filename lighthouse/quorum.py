@@ -7,7 +7,7 @@ simulator, the load test and a replay all call `decide`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf
 
@@ -27,6 +27,8 @@ class Policy:
     learn_timeout_s: how long a new lighthouse waits for members of a quorum it did not issue. One
         that stopped without dying is noticed by different groups up to 2 s apart. Never less than
         heartbeat_timeout_s.
+    deaths_max: so many deaths in deaths_window_s cost a group nothing (0: any number); each more
+        holds it back, for hold_first_s, then twice as long, up to hold_most_s.
     report_every_s: how often groups report at least. 0: four times in heartbeat_timeout_s.
     promise_timeout_s: how long a living member may take to end its step when a quorum is broken.
     """
@@ -40,6 +42,10 @@ class Policy:
     learn_timeout_s: float = 0.0
     promise_timeout_s: float = 60.0
     report_every_s: float = 0.0
+    deaths_max: int = 3
+    deaths_window_s: float = 600.0
+    hold_first_s: float = 1.0
+    hold_most_s: float = 300.0
 
     @property
     def seats_max(self) -> int:
@@ -78,6 +84,7 @@ class View:
     lost: lives of the standing quorum that were announced as lost; `unsure` those among them that
         may still be training, unseen. last_id: the highest id ever used.
     learn_until: before that time groups of an earlier lighthouse may still come back.
+    held: groups that keep dying, and until when they are held back.
     """
 
     seats: Mapping[str, Seat]
@@ -88,6 +95,7 @@ class View:
     last_id: int = 0
     learn_until: float = -inf
     init_sync: bool = True
+    held: Mapping[str, float] = field(default_factory=dict)
 
 
 class Hold(Enum):
@@ -101,6 +109,7 @@ class Hold(Enum):
     PROMISES = "members have not answered the Prepare yet"
     ORPHANS = "no member of the last quorum is here, and some may still be training"
     NO_STATE = "no participant has a whole state"
+    STATE_AWAY = "no participant has the newest state, but others may"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,7 @@ Decision = Waiting | StartChange | GiveUp | Quorum
 
 def decide(view: View, policy: Policy, now: float) -> Decision:
     """Return what to do at `now`, or what is waited for."""
+    view = _without_held(view, policy, now)
     members = living_members(view)
     if now < view.learn_until and (not members or _unseen(view, members)):
         return Waiting(hold=Hold.LEARNING, until=view.learn_until)
@@ -141,6 +151,15 @@ def decide(view: View, policy: Policy, now: float) -> Decision:
     if view.unsure:
         return Waiting(hold=Hold.ORPHANS, whom=tuple(sorted(r for r, _ in view.unsure)))
     return _first(view, policy, now)
+
+
+def _without_held(view: View, policy: Policy, now: float) -> View:
+    """As if those that are held back had not asked, unless the others are too few without them."""
+    held = {name for name, until in view.held.items() if until > now and name in view.seats}
+    held -= {s.replica_id for s in living_members(view)}
+    if not held or len(view.seats) - len(held) < max(1, policy.replicas_min):
+        return view
+    return replace(view, seats={n: s for n, s in view.seats.items() if n not in held})
 
 
 def living_members(view: View) -> list[Seat]:
@@ -259,11 +278,23 @@ def _begin(view: View, asking: list[Seat], policy: Policy) -> Decision:
 def _repair(view: View, policy: Policy, *, stay: list[Seat], joiners: list[Seat]) -> Decision:
     """After a loss or a failed step nobody runs: go on from the newest state of those who stay."""
     seats = [*stay, *joiners]
-    whole = [s for s in stay if s.report.is_valid] or [s for s in seats if s.report.is_valid]
+    whole = [s for s in stay if s.report.is_valid]
+    if not whole:
+        whole = [s for s in joiners if s.report.is_valid]
+        if away := _with_newer_state(view, whole):
+            return Waiting(hold=Hold.STATE_AWAY, whom=away)
     if not whole:
         return Waiting(hold=Hold.NO_STATE, whom=_ids(seats))
     sources = _newest(whole)
     return _quorum(view, seats, sources, policy, from_step=sources[0].report.committed)
+
+
+def _with_newer_state(view: View, whole: list[Seat]) -> tuple[str, ...]:
+    """Who may have committed steps that none of `whole` has: out of sight, or not asking yet."""
+    known = max((s.report.committed for s in whole), default=0)
+    seats = view.seats.values()
+    seen = {s.replica_id for s in seats if s.report.is_valid and s.report.committed > known}
+    return tuple(sorted(seen | {replica_id for replica_id, _ in view.unsure}))
 
 
 def _extend(

@@ -72,7 +72,7 @@ def _check_numbers(options: Mapping[str, Any]) -> None:
     for name in (*positive, "max_replicas"):
         if options[name] <= 0:
             raise BadSetting(f"--{name.replace('_', '-')} {options[name]} is not above zero")
-    for name in ("spares", "torchft_join_timeout"):
+    for name in ("spares", "torchft_join_timeout", "deaths_max", "deaths_window", "hold_max"):
         if options[name] < 0:
             raise BadSetting(f"--{name.replace('_', '-')} {options[name]} is below zero")
     if options["max_replicas"] < options["min_replicas"]:
@@ -105,6 +105,9 @@ def _policy(options: Mapping[str, Any], ladder: Ladder) -> Policy:
         reattach_timeout_s=ladder["reattach_timeout_s"],
         learn_timeout_s=0.0 if options["lease"] == "memory" else ladder["learn_timeout_s"],
         promise_timeout_s=ladder["promise_timeout_s"],
+        deaths_max=options["deaths_max"],
+        deaths_window_s=options["deaths_window"],
+        hold_most_s=options["hold_max"],
     )
 
 

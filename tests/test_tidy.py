@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
 }
 PURE = {"ftcore/guards.py", "lighthouse/quorum.py", "lighthouse/core.py"}
-PURE |= {"ftcore/notice.py", "ftcore/base/ladder.py", "lighthouse/spares.py"}
+PURE |= {"ftcore/notice.py", "ftcore/base/ladder.py", "lighthouse/spares.py", "lighthouse/flaps.py"}
 PURE |= {f"ftcore/data/{name}.py" for name in ("order", "ledger", "seeds")}
 PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
 PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/lease/candidate.py"}

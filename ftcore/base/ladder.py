@@ -103,7 +103,6 @@ RULES: Mapping[str, Rule] = {
 ORDERS = (
     Order(low="report_every_s", high="heartbeat_timeout_s", why="one late report is no death"),
     Order(low="reattach_timeout_s", high="heartbeat_timeout_s", why="a closed stream says more"),
-    Order(low="greeting_timeout_s", high="attach_timeout_s", why="each endpoint gets a try"),
     Order(low=BASE, high="collective_timeout_s", why="a death is seen before its collective ends"),
     Order(
         low="hang_after_s", high="collective_timeout_s", why="a hang is looked at before it ends"

@@ -35,6 +35,10 @@ GUARD_REMEDY = (
     "Check this group's hardware before you start it again, or load a checkpoint from before."
 )
 
+UNFIT_REMEDY = (
+    "Take this machine out, or repair what the check names; Manager(health=...) chooses the checks."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -84,6 +88,7 @@ class Group:
     _votes: Ballot = field(init=False)
     _healed: Ballot = field(init=False)
     _drain_reason: str = ""
+    _unfit: str = ""
     _must_stop: bool = False
     _aborted: Go | None = None  # the running step, if it was aborted
     _must_recompute: bool = False
@@ -105,6 +110,8 @@ class Group:
                 self._on_ready(rank, message.ready)
             case "vote":
                 self._on_vote(rank, message.vote)
+            case "heal_progress":
+                self._on_heal_progress(rank, message.heal_progress)
             case "healed":
                 self._on_healed(rank, message.healed)
             case "leave":
@@ -161,6 +168,9 @@ class Group:
             lookahead=1 if self.config.ranks == 1 else 0,
         )
         self.core.until = self.until
+        self._unfit = next((h.unfit for h in hellos if h.unfit), "")
+        if self._unfit:
+            self.core.die(self._unfit)  # the first report says so; nothing is asked for
         self.introduced.set()
         if self._drain_reason:
             self.drain(self._drain_reason)
@@ -175,7 +185,7 @@ class Group:
         core = self._running_core()
         self._set_until(vote.until)
         if core.running is not None:
-            core.timed(group_s=vote.group_s, heal_s=vote.heal_s)
+            core.timed(group_s=vote.group_s, heal_s=vote.heal_s, held_s=vote.held_s)
         core.slowness = vote.slowness or core.slowness
         if vote.is_torn:
             core.state_torn()
@@ -227,6 +237,11 @@ class Group:
                 "Look at the first reason in the log. Raise failed_steps_max if the cause can "
                 "pass by itself.",
             )
+
+    def _on_heal_progress(self, rank: int, progress: pb.HealProgress) -> None:
+        """It travels with the next heartbeat."""
+        done, total = progress.bytes_done, progress.bytes_total
+        self._running_core().heal_goes_on(rank, bytes_done=done, bytes_total=total)
 
     def _on_healed(self, rank: int, healed: pb.Healed) -> None:
         if self._healed.say(rank):
@@ -292,6 +307,8 @@ class Group:
             case Notice(text=text):
                 self._push(pb.ToRank(notice=pb.Notice(text=text)))
             case Attached():
+                if self._unfit:
+                    self.stop(f"this group may not join: {self._unfit}", UNFIT_REMEDY)
                 return
         self.poke()
         self._try_start()

@@ -40,7 +40,7 @@ class Lighthouse:
         command = [sys.executable, "-m", "lighthouse", "serve", "--bind", f"127.0.0.1:{port}"]
         command += ["--http", "127.0.0.1:0", "--journal", str(folder / "lighthouse.journal")]
         command += ["--min-replicas", str(replicas_min), "--log-level", log_level]
-        command += options
+        command += ["--deaths-max", "0", *options]  # groups are killed on purpose here
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -115,3 +115,24 @@ def test_a_model_without_gradients():
     model = torch.nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(NothingToReduce):
         Manager(model, torch.optim.SGD([torch.zeros(1)], lr=1.0), shards=1)
+
+
+def test_a_group_that_is_not_healthy_may_not_join_and_the_lighthouse_says_why(tmp_path):
+    with Job(tmp_path, step_time_s=0.05) as job:
+        first = job.start("r0")
+        first.wait("step.committed")
+        text = refusal(job.start("r1", options={"ailment": "the fan stands still"}))
+        assert "this group may not join: health check <lambda>: the fan stands still" in text
+        where = ["--lighthouse", job.lighthouse.address]
+        command = [sys.executable, "-m", "lighthouse", "status", *where]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "r1 went " in shown and "the fan stands still" in shown
+        first.finish()
+        assert not first.said("step.failed")
+
+
+def test_time_limits_that_contradict_each_other():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(BadSetting, match=r"is not below collective_timeout_s 3 s \(argument\)"):
+        Manager(model, optimizer, shards=1, detect_within_s=5.0, collective_timeout_s=3.0)

@@ -1,7 +1,7 @@
 """How long survivors stand still, and what a step costs: ours beside torchft and plain DDP.
 
-`python -m tests.bench.recovery [--trials 5] [--peer/--no-peer] [kill stop outage step]` prints the
-tables. Everything runs in turn on this machine, over loopback and gloo, with the tiny model of
+`python -m tests.bench.recovery [--trials 5] [--peer/--no-peer] [TABLE...]` prints the tables kill,
+stop, leave, spare, outage and step. Everything runs in turn on this machine, over loopback and gloo, with the tiny model of
 trainer.py. A sample is lost when a survivor worked on it and it is in no committed step.
 """
 
@@ -14,7 +14,14 @@ from itertools import pairwise
 
 import click
 
-from tests.bench.recovery.systems import SYSTEMS, OurLighthouse, PeerLighthouse, Trainer, free_port
+from tests.bench.recovery.systems import (
+    SYSTEMS,
+    WITH_SPARE,
+    OurLighthouse,
+    PeerLighthouse,
+    Trainer,
+    free_port,
+)
 
 STEADY = 100  # commits before anything is killed
 PATIENCE_S = 60.0  # a survivor that has not committed by then is said to stand still
@@ -24,7 +31,7 @@ DOWN_S, WATCHED_S = 3.0, 75.0  # the lighthouse's outage, and how long its group
 @contextmanager
 def job(system, groups):
     """A lighthouse and its trainers, when each has made its first commits."""
-    kind, start_lighthouse = SYSTEMS[system]
+    kind, start_lighthouse = SYSTEMS.get(system, WITH_SPARE)
     with start_lighthouse() as lighthouse:
         base = {**kind, "groups": groups, "steps": 10**6, "tell": True}
         base["address"] = lighthouse.address
@@ -40,14 +47,18 @@ def job(system, groups):
                 trainer.end()
 
 
-def stall(system, groups, number):
+def stall(system, groups, number, *, victim=-1):
     """Seconds from the signal to the last survivor's next commit, and samples the survivors lost.
 
     None instead of seconds when a survivor stood still to the end of our patience."""
     with job(system, groups) as (_, trainers):
         at = time.time()
-        trainers[-1].process.send_signal(number)
-        found = [_first_after_pause(trainer, at) for trainer in trainers[:-1]]
+        lost_one = trainers.pop(victim)
+        try:
+            lost_one.process.send_signal(number)
+            found = [_first_after_pause(trainer, at) for trainer in trainers]
+        finally:
+            trainers.append(lost_one)
         lost = sum(trainer.lost for trainer in trainers[:-1])
         return (None if None in found else max(found) - at), lost
 
@@ -132,6 +143,22 @@ def print_stops(systems, trials, steps):
             print_stalls([system], signal.SIGSTOP, groups, few)
 
 
+def print_leaves(systems, trials, steps):
+    """An orderly leave: SIGTERM, which torchft's trainer does not know, so it dies of it."""
+    print("| signal | groups | system | median | slowest | samples lost, most | trials |")
+    print("|---|---|---|---|---|---|---|")
+    for groups in (2, 3):
+        print_stalls(systems, signal.SIGTERM, groups, trials)
+
+
+def print_spares(systems, trials, steps):
+    """Two groups compute and one follows; an active one is killed: until both others commit."""
+    print("| active killed, spare takes over | median | slowest | trials |\n|---|---|---|---|")
+    name = "ftcore, 2 active and a spare"
+    found = [stall(name, 3, signal.SIGKILL, victim=0)[0] for _ in range(trials)]
+    print(f"| ftcore | {statistics.median(found):.3f} s | {max(found):.3f} s | {trials} |")
+
+
 def print_outages(systems, trials, steps):
     print(
         f"| lighthouse killed, back after {DOWN_S:.0f} s | longest pause in "
@@ -159,6 +186,8 @@ def print_step_times(systems, trials, steps):
 TABLES = {
     "kill": print_kills,
     "stop": print_stops,
+    "leave": print_leaves,
+    "spare": print_spares,
     "outage": print_outages,
     "step": print_step_times,
 }

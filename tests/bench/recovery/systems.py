@@ -22,13 +22,15 @@ HANG_S = 120.0
 class OurLighthouse:
     """`lighthouse serve` with a journal; it comes back at its old address."""
 
-    def __init__(self):
-        self._folder = tempfile.TemporaryDirectory()
+    def __init__(self, *options):
+        self._folder, self._options = tempfile.TemporaryDirectory(), options
         self._start(port=0)
 
     def _start(self, port):
         folder = Path(self._folder.name)
-        self._running = Lighthouse(folder, replicas_min=1, log_level="ERROR", port=port)
+        self._running = Lighthouse(
+            folder, replicas_min=1, log_level="ERROR", port=port, options=self._options
+        )
         self.address = self._running.address
 
     def kill(self):
@@ -142,3 +144,7 @@ SYSTEMS = {
         lambda: PeerLighthouse("--heartbeat_timeout_ms", "200", "--quorum_tick_ms", "10"),
     ),
 }
+WITH_SPARE = (
+    {"kind": "ours", "mode": "fast"},
+    lambda: OurLighthouse("--max-replicas", "2", "--spares", "1"),
+)
