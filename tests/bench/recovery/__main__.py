@@ -1,8 +1,8 @@
 """How long survivors stand still, and what a step costs: ours beside torchft and plain DDP.
 
 `python -m tests.bench.recovery [--trials 5] [--peer/--no-peer] [TABLE...]` prints the tables kill,
-stop, leave, spare, outage and step. Everything runs in turn on this machine, over loopback and gloo, with the tiny model of
-trainer.py. A sample is lost when a survivor worked on it and it is in no committed step.
+stop, leave, spare, outage and step. Everything runs in turn on this machine, over loopback and
+gloo, with the tiny model of trainer.py. A sample is lost when a survivor worked on it and it is in no committed step.
 """
 
 import os
