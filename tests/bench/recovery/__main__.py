@@ -2,7 +2,8 @@
 
 `python -m tests.bench.recovery [--trials 5] [--peer/--no-peer] [TABLE...]` prints the tables kill,
 stop, leave, spare, outage and step. Everything runs in turn on this machine, over loopback and
-gloo, with the tiny model of trainer.py. A sample is lost when a survivor worked on it and it is in no committed step.
+gloo, with the tiny model of trainer.py. A sample is lost when a survivor worked on it and it is in
+no committed step.
 """
 
 import os
