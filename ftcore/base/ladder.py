@@ -81,6 +81,7 @@ RULES: Mapping[str, Rule] = {
     "greeting_timeout_s": Rule(
         side="manager",
         factor=1 / 2,
+        floor_s=1.0,
         what="a lighthouse may take to answer before the next is tried",
     ),
     "attach_timeout_s": Rule(
