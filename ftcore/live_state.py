@@ -48,7 +48,7 @@ class LiveState:
         self.lineage = 0
         self.layout_hash = ""
         self._heal_timeout_s = heal_timeout_s
-        self._server = HealServer(host, bandwidth_max=bandwidth_max)
+        self._server = HealServer(host, bandwidth_max=bandwidth_max, keep_staging=False)
         self._record = self._server.record = FlightRecord()
         self._partial = Partial()
         self._reductions_s: deque[float] = deque(maxlen=USUAL_STEPS)
@@ -136,7 +136,11 @@ class LiveState:
         return time.perf_counter() - began
 
     def commit(self, step: int, *, lineage: int) -> None:
+        """One step further. Whoever took part in its reduction has healed: what was copied for it
+        is given back. Steps without one leave a joiner behind, which is served on."""
         self.committed, self.lineage = step + 1, lineage
+        if not self._server.is_wanted():
+            self._server.retire()
         self._record.warm_soon()
 
     def attempt_failed(self) -> None:
