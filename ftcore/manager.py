@@ -375,6 +375,7 @@ class Manager:
             "seed": str(self.seed),
             "guards": str(self.watch.guards),
             "ranks per group": str(self.place.ranks),
+            "checkpoints": str(self.checkpoints or "none"),
             "state layout": self.state.layout_hash,
         }
 

@@ -107,6 +107,11 @@ def waiting_sentence(core: JobCore, decision: Decision | None, now: float) -> st
             )
         case Hold.NO_STATE:
             return f"no group has a whole state ({names}): restart the job from a checkpoint"
+        case Hold.STATE_AWAY:
+            return (
+                f"waiting for {names}: nobody here has the newest state and they may; restart them "
+                f"under the same replica_id, or `lighthouse evict` them to go on without it"
+            )
         case Hold.LEARNING:
             return f"just started: waiting for groups of an earlier lighthouse{until}"
         case _:
