@@ -376,7 +376,8 @@ class JobCore:
         before = {s.report.member.life for s in living_members(self.view())}
         self._records.append(Record(job=self.job, quorum=quorum))
         self.standing, self._change, self._lost = quorum, None, {}
-        self._dismissed = frozenset(before - quorum.lives)
+        seated = {s.report.member.life for s in self.seats.values()}
+        self._dismissed = frozenset((before | self._dismissed & seated) - quorum.lives)
         self.last_id = quorum.quorum_id
         self._note(now, "quorum.issued", "quorum", ", ".join(quorum.replica_ids))
         order = NewQuorum(quorum=quorum)
