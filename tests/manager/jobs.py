@@ -18,15 +18,16 @@ _PROCESSES.set_forkserver_preload(["torch", "ftcore.manager", "tests.manager.tra
 
 
 class Group:
-    """One life of one replica group of one rank."""
+    """One life of one replica group of one rank, or of one rank of it."""
 
-    def __init__(self, name, config):
+    def __init__(self, name, config, main=None):
         self.name, self.events = name, []
         self._inbox = queue.SimpleQueue()
         here, there = _PROCESSES.Pipe(duplex=False)
-        from tests.manager.trainer import main
+        from tests.manager import trainer
 
-        self.process = _PROCESSES.Process(target=main, args=(there, {**config, "replica_id": name}))
+        arguments = (there, {**config, "replica_id": name})
+        self.process = _PROCESSES.Process(target=main or trainer.main, args=arguments)
         self.process.start()
         there.close()
         threading.Thread(target=self._read, args=(here,), daemon=True).start()
@@ -68,8 +69,8 @@ class Group:
 
 
 class Job:
-    def __init__(self, folder: Path, *, replicas_min=1, **config):
-        self.folder, self.replicas_min = folder, replicas_min
+    def __init__(self, folder: Path, *, replicas_min=1, main=None, **config):
+        self.folder, self.replicas_min, self.main = folder, replicas_min, main
         self.groups = []
         self.lighthouse = self._light(port=0)
         self.config = {"steps": 80, "shards": 3, "lighthouse": self.lighthouse.address, **config}
@@ -80,7 +81,7 @@ class Job:
         )
 
     def start(self, name, **config):
-        group = Group(name, {**self.config, **config})
+        group = Group(name, {**self.config, **config}, self.main)
         self.groups.append(group)
         return group
 

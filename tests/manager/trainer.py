@@ -135,13 +135,17 @@ def train_as_it_was(model, optimizer, config, events):
         steps=config["steps"],
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
+        **config.get("options", {}),
     )
     while not optimizer.is_done:
         optimizer.zero_grad()
         events.say("shard", step=optimizer.index)
         inputs = torch.randn(4, 8)
         F.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
+        index = optimizer.index
         optimizer.step()
+        if index in config.get("flip_after", ()):
+            model[0].weight.data.view(torch.int32)[0, 0] ^= 1
         time.sleep(config.get("step_time_s", 0.0))
     optimizer.manager.close()
     return sha256(model.parameters())
