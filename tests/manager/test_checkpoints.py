@@ -176,7 +176,7 @@ def test_sigterm_saves_the_step_that_it_finds_and_leaves_in_good_order(job, daem
     ended = [group.wait("ended_loop") for group in groups]
     assert all("SIGTERM" in e["why"] for e in ended)
     noticed = [e for g in groups for e in g.said("checkpoint.noticed")]
-    assert len(noticed) == 2 and all(e["durable"] for e in noticed)
+    assert len(noticed) >= 2 and all(e["durable"] for e in noticed)
     assert steps_of(job)[0] == max(e["step"] for e in noticed) >= 24
     kill_checkpoint_daemon(daemon)
     again = job.start_all("r0", "r1")
