@@ -226,7 +226,8 @@ class JobCore:
         if before and before.report.member.life != member.life:
             self._lose(before.report.member.life, "was restarted", now, unsure=False)
             before = None
-        self.last_id = max(self.last_id, report.quorum_id, report.promised)
+        # The lineage of a state from a checkpoint may be all that is left of a lost lighthouse.
+        self.last_id = max(self.last_id, report.quorum_id, report.promised, report.lineage)
         self._forget_older_lives(report, now)
         if report.want is Want.GONE:
             self.seats.pop(member.replica_id, None)
