@@ -8,7 +8,7 @@ import os
 from types import TracebackType
 from typing import Self
 
-from ckpt import pinned
+from ckpt import pages
 from ckpt.errors import StateTooLarge
 
 
@@ -34,8 +34,8 @@ class Region:
 
     def prefault(self) -> None:
         """Have all pages now, huge ones where the system gives them."""
-        pinned.advise_huge(self._map)
-        pinned.touch(self.address, self.size)
+        pages.advise_huge(self._map)
+        pages.touch(self.address, self.size)
 
     @property
     def address(self) -> int:

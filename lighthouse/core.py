@@ -226,7 +226,8 @@ class JobCore:
         if before and before.report.member.life != member.life:
             self._lose(before.report.member.life, "was restarted", now, unsure=False)
             before = None
-        self.last_id = max(self.last_id, report.quorum_id, report.promised)
+        # The lineage of a state from a checkpoint may be all that is left of a lost lighthouse.
+        self.last_id = max(self.last_id, report.quorum_id, report.promised, report.lineage)
         self._forget_older_lives(report, now)
         if report.want is Want.GONE:
             self.seats.pop(member.replica_id, None)
@@ -376,7 +377,8 @@ class JobCore:
         before = {s.report.member.life for s in living_members(self.view())}
         self._records.append(Record(job=self.job, quorum=quorum))
         self.standing, self._change, self._lost = quorum, None, {}
-        self._dismissed = frozenset(before - quorum.lives)
+        seated = {s.report.member.life for s in self.seats.values()}
+        self._dismissed = frozenset((before | self._dismissed & seated) - quorum.lives)
         self.last_id = quorum.quorum_id
         self._note(now, "quorum.issued", "quorum", ", ".join(quorum.replica_ids))
         order = NewQuorum(quorum=quorum)
