@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import ftcore
+from ckpt import Checkpointer
 from ftcore import ElasticSampler, Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.worker import sha256
@@ -23,9 +24,9 @@ def main(pipe, config):
     ftcore.manager.__version__ = config.get("version", ftcore.__version__)
     torch.manual_seed(config.get("model_seed", 7))
     events = Events(pipe)
-    log = logging.getLogger("ftcore")
-    log.setLevel(logging.DEBUG)
-    log.addHandler(events)
+    for name, level in (("ftcore", logging.DEBUG), ("ckpt", logging.INFO)):
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).addHandler(events)
     try:
         events.say("finished", sha=train(config, events))
     except FtError as error:
@@ -42,25 +43,31 @@ def train(config, events):
     if config.get("mode") == "elastic":
         return train_as_it_was(model, optimizer, config, events)
     options = dict(config.get("options", {}))
-    data = None
-    if samples := config.get("samples"):
-        data = ElasticSampler(samples, shards=config["shards"], per_shard=2)
+    holds = config.get("holds", {})
+    if holds:
+        options.setdefault("hang_after_s", 0.0)
+    if where := config.get("checkpoints"):
+        options["checkpoints"] = Checkpointer(where, **config.get("checkpointer", {}))
+    if size := config.get("data"):
+        options["data"] = ElasticSampler(size, shards=config["shards"], per_shard=2, seed=3)
     if reason := options.pop("guard", ""):
         options["guard"] = lambda step: reason
     with Manager(
         model,
         optimizer,
-        shards=config["shards"] if data is None else None,
+        shards=config["shards"],
         mode=config.get("mode", "exact"),
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
-        data=data,
         **options,
     ) as manager:
         if trap := config.get("trap"):
             set_trap(manager, events, config["armed"], *trap)
         drain_after = config.get("drain_after")
+        told = notices()
         for count, step in enumerate(manager.steps(config["steps"])):
+            if step.index in holds:
+                holds[step.index].wait()
             if count == drain_after:
                 manager.drain("preempted")
             for shard in step:
@@ -79,6 +86,9 @@ def train(config, events):
             if step.index in config.get("flip_after", ()):
                 model[0].weight.data.view(torch.int32)[0, 0] ^= 1
             time.sleep(config.get("step_time_s", 0.0))
+            if told:
+                manager.checkpoints.save_within(20.0)
+                manager.drain(told.pop())
         events.say("ended_loop", committed=manager.state.committed, why=manager.drained_because)
     return sha256(model.parameters())
 
@@ -115,6 +125,13 @@ def wait_for_a_batch_that_never_comes():
     threading.Event().wait()
 
 
+def notices():
+    """Filled when SIGTERM comes."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append("SIGTERM"))
+    return told
+
+
 def train_as_it_was(model, optimizer, config, events):
     """The plain loop, with nothing but its optimizer wrapped."""
     optimizer = ftcore.wrap(
@@ -125,7 +142,10 @@ def train_as_it_was(model, optimizer, config, events):
         replica_id=config["replica_id"],
         **config.get("options", {}),
     )
+    holds = config.get("holds", {})
     while not optimizer.is_done:
+        if optimizer.index in holds:
+            holds[optimizer.index].wait()
         optimizer.zero_grad()
         events.say("shard", step=optimizer.index)
         inputs = torch.randn(4, 8)
