@@ -134,7 +134,7 @@ class JobCore:
         if seat.report.member.incarnation != report.member.incarnation:
             self._refuse_rival(report.member)
             return self._settle(now)
-        if rival:
+        if rival and report.want is not Want.GONE:
             self._refuse_rival(self._rivals.pop(replica_id).report.member)
         if report.number < seat.report.number:
             return self._settle(now)
@@ -234,6 +234,7 @@ class JobCore:
             self._buried[member.replica_id] = member.incarnation
             self._left_at = {member.life: report.committed}
             self._lose(member.life, report.reason, now, unsure=False)
+            self._promote_rival(member.replica_id, now)
             return self._settle(now)
         asked_before = before is not None and before.report.want is Want.SEAT
         asked_at = before.asked_at if before and asked_before else now
