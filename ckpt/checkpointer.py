@@ -229,7 +229,7 @@ class Checkpointer:
         started = time.perf_counter()
         if step < 0:
             raise BadSetting(f"step is {step}", remedy="Steps count from 0.")
-        handle = SaveHandle(step, tuple(d.url for d in self.destinations))
+        handle = SaveHandle(step, self.urls)
         if self._when_busy == "skip" and not self._saver.slots.has_free:
             handle.fail(SaveSkipped(f"step {step}: earlier uploads still use all staging slots"))
             return handle
@@ -283,6 +283,11 @@ class Checkpointer:
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until every save so far is durable or has failed. Failures are logged."""
         self._saver.drain(timeout_s)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where steps are saved to."""
+        return tuple(d.url for d in self.destinations)
 
     @property
     def lost_s(self) -> float:

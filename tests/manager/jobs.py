@@ -46,7 +46,9 @@ class Group:
             try:
                 got = self._inbox.get(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"{self.name} never said {event} {facts}") from None
+                raise AssertionError(
+                    f"{self.name} never said {event} {facts}: {self.events[-5:]}"
+                ) from None
             self.events.append(got)
             if got["event"] == event and all(got.get(k) == v for k, v in facts.items()):
                 return got
