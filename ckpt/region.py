@@ -19,6 +19,7 @@ class Region:
         self.fd = fd
         self.size = size
         self._map = mmap.mmap(fd, size)
+        pinned.advise_huge(self._map)
         self.view = memoryview(self._map)
 
     @classmethod
