@@ -76,8 +76,8 @@ def verify(url: str, step: int | None, deep: bool, all_steps: bool, as_json: boo
 @main.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--step-a", type=int)
-@click.option("--step-b", type=int)
+@click.option("--step-a", type=int, help="The step at A; the newest if left out.")
+@click.option("--step-b", type=int, help="The step at B; the newest if left out.")
 @json_option
 def diff(a: str, b: str, step_a: int | None, step_b: int | None, as_json: bool) -> None:
     """Name the tensors in which the steps at A and B differ, and by how much."""
@@ -100,13 +100,21 @@ def copy(source: str, target: str, step: int | None, as_json: bool) -> None:
 
 @main.command()
 @click.argument("url")
-@click.option("--keep-last", type=int)
+@click.option("--keep-last", type=int, help="Keep so many of the newest steps.")
 @click.option("--keep-every", type=int, help="Keep steps that are multiples of this.")
-@click.option("--keep-best", type=int)
-@click.option("--metric", default="loss", show_default=True)
-@click.option("--best-is", type=click.Choice(["lowest", "highest"]), default="lowest")
-@click.option("--keep-younger-s", type=float)
-@click.option("--leftovers-older-s", type=float, default=3600.0, show_default=True)
+@click.option("--keep-best", type=int, help="Keep so many of the best steps by the metric.")
+@click.option("--metric", default="loss", show_default=True, help="What best means.")
+@click.option(
+    "--best-is", type=click.Choice(["lowest", "highest"]), default="lowest", show_default=True
+)
+@click.option("--keep-younger-s", type=float, help="Keep steps younger than this.")
+@click.option(
+    "--leftovers-older-s",
+    type=float,
+    default=3600.0,
+    show_default=True,
+    help="Younger leftovers may belong to a save that is under way.",
+)
 @click.option("--yes", is_flag=True, help="Do it; without this the plan is only shown.")
 @json_option
 def prune(url: str, leftovers_older_s: float, yes: bool, as_json: bool, **rules: object) -> None:
@@ -148,7 +156,9 @@ def bench(url: str, size_mb: int, as_json: bool) -> None:
 @main.command()
 @click.argument("url")
 @click.argument("to", type=click.Path())
-@click.option("--form", type=click.Choice(["dcp", "safetensors", "torch"]), default="dcp")
+@click.option(
+    "--form", type=click.Choice(["dcp", "safetensors", "torch"]), default="dcp", show_default=True
+)
 @step_option
 @click.option("--only", default="", help="Only names with this prefix, such as `model.`.")
 @json_option
@@ -160,8 +170,16 @@ def export(url: str, to: str, form: str, step: int | None, only: str, as_json: b
 
 
 @main.command()
-@click.option("--linger-s", type=float, default=600.0, show_default=True)
-@click.option("--niceness", type=int, default=15, show_default=True)
+@click.option(
+    "--linger-s",
+    type=float,
+    default=600.0,
+    show_default=True,
+    help="Stay so long without trainers.",
+)
+@click.option(
+    "--niceness", type=int, default=15, show_default=True, help="How far to yield to the trainer."
+)
 @click.option("--metrics-address", default="", help="HOST:PORT for Prometheus; port 0 picks one.")
 @click.option("--stop", is_flag=True, help="Stop the daemon of this host once it is idle.")
 def daemon(linger_s: float, niceness: int, metrics_address: str, stop: bool) -> None:

@@ -101,10 +101,10 @@ def verify(store: Store, step: int | None, *, deep: bool, all_steps: bool, as_js
 
 def find_manifest_step(store: Store, step: int | None) -> int:
     """The step to look at. A damaged manifest is found by `verify`, not here."""
-    if step is not None:
-        return step
     steps = newest_first(store)
-    return steps[0] if steps else find_manifest(store, None).step
+    if steps and step is None:
+        return steps[0]
+    return step if step in steps else find_manifest(store, step).step
 
 
 def _stored_bytes(store: Store, step: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,7 +25,8 @@ from ckpt.stores import Store
 from ckpt.stores.errors import ObjectMissing, ObjectShort
 from ckpt.stores.file import FileStore
 
-LOCAL_THREADS = 4
+# Checking is bound by memory beyond that; with two processors four threads hide waits for the disk.
+LOCAL_THREADS = min(16, max(4, os.cpu_count() or 1))
 
 
 class Image(Protocol):

@@ -9,40 +9,16 @@ everywhere. Without them, and without CUDA, everything works, only slower.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import torch
 
+from ckpt.pages import advise_huge, touch
 from ftcore.base.log import event
 
 log = logging.getLogger(__name__)
-_MADV_POPULATE_WRITE = 23
-HUGE_PAGE_BYTES = 2 << 20
-# Clearing pages is bound by memory, not by processors: 16 threads are as quick as more.
-TOUCH_THREADS_MAX = 16
-
-
-def touch(address: int, size: int, *, threads: int | None = None) -> None:
-    """Populate all pages without changing a byte: a first write into a fresh page costs six times
-    as much as one into a used page. Kernels before 5.14 refuse, and the first copy pays instead."""
-    threads = threads or min(TOUCH_THREADS_MAX, os.cpu_count() or 1)
-    step = -(-size // threads)
-    step += -step % HUGE_PAGE_BYTES
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def populate(start: int) -> None:
-        length = min(step, size - start)
-        libc.madvise(
-            ctypes.c_void_p(address + start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE
-        )
-
-    with ThreadPoolExecutor(threads, "ckpt-touch") as pool:
-        list(pool.map(populate, range(0, size, step)))
 
 
 def page_lock(address: int, size: int) -> bool:
@@ -56,13 +32,6 @@ def page_lock(address: int, size: int) -> bool:
 
 def page_unlock(address: int) -> None:
     torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def advise_huge(mapped: mmap.mmap) -> None:
-    try:
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:
-        pass  # a kernel without them: small pages, then
 
 
 class PinnedMemory:

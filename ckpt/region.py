@@ -8,7 +8,7 @@ import os
 from types import TracebackType
 from typing import Self
 
-from ckpt import pinned
+from ckpt import pages
 from ckpt.errors import StateTooLarge
 
 
@@ -19,6 +19,7 @@ class Region:
         self.fd = fd
         self.size = size
         self._map = mmap.mmap(fd, size)
+        pinned.advise_huge(self._map)
         self.view = memoryview(self._map)
 
     @classmethod
@@ -34,8 +35,8 @@ class Region:
 
     def prefault(self) -> None:
         """Have all pages now, huge ones where the system gives them."""
-        pinned.advise_huge(self._map)
-        pinned.touch(self.address, self.size)
+        pages.advise_huge(self._map)
+        pages.touch(self.address, self.size)
 
     @property
     def address(self) -> int:

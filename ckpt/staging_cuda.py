@@ -1,9 +1,11 @@
 """Copy tensors from a GPU: a snapshot on the device of what there is room for, then paced copies on
 a side stream into page-locked staging memory.
 
-The training stream only ever queues one snapshot (16 GiB in 10 to 12 ms on an H200). Two chunks at
-most wait at the copy engine, one that moves and the next, because a longer queue delays the
-trainer's own `loss.item()`; once an optimizer step waits, all that is left is queued.
+The training stream only ever queues one snapshot (16 GiB in 10 to 12 ms on an H200). Few chunks
+wait at the copy engine, because a longer queue delays the trainer's own `loss.item()`: of a
+snapshot the one that moves and the next; of live tensors more, since the optimizer will wait for
+them and this thread may have to wait 5 ms for the interpreter lock. Once an optimizer step waits,
+all that is left is queued.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from ckpt.region import Region
 
 CHUNK_BYTES = 16 << 20
 CHUNKS_QUEUED = 2
+LIVE_CHUNKS_QUEUED = 16
 # Room that a snapshot leaves to the trainer on the device.
 DEVICE_ROOM_BYTES = 1 << 30
 # Host tensors up to this size together, such as step counters, are copied at once.
@@ -59,6 +62,7 @@ class CudaCopier:
         self._is_awaited = is_awaited
         self._locked: set[int] = set()
         self._streams: dict[torch.device, Any] = {}
+        self._queues: dict[torch.device, deque[Any]] = {}  # a moment after each chunk on its way
         self._is_lent = (
             False  # one snapshot at a time: saves that queue up must not fill the device
         )
@@ -99,7 +103,7 @@ class CudaCopier:
         """Bring one file image from the device. `target` is the file in staging memory."""
         start = snapshot.starts[number]
         source = snapshot.image[start + file.data_start : start + file.size]
-        self._copy_paced([target[file.data_start :]], [source], snapshot.filled)
+        self._copy_paced([target[file.data_start :]], [source], snapshot.filled, CHUNKS_QUEUED)
         self.finish()
 
     def copy_tensors(
@@ -111,7 +115,8 @@ class CudaCopier:
         for index, source in enumerate(sources):
             by_device.setdefault(source.device, []).append(index)
         for indices in by_device.values():
-            self._copy_paced([targets[i] for i in indices], [sources[i] for i in indices], ready)
+            parts = [targets[i] for i in indices], [sources[i] for i in indices]
+            self._copy_paced(*parts, ready, LIVE_CHUNKS_QUEUED)
 
     def moments(self) -> list[Moment]:
         """Now, on each side stream."""
@@ -121,19 +126,24 @@ class CudaCopier:
         """Wait, without spinning: the processor belongs to the trainer."""
         for moment in self.moments():
             moment.event.synchronize()
+        self._queues.clear()
 
     def _copy_paced(
-        self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], ready: Any
+        self,
+        targets: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+        ready: Any,
+        chunks_max: int,
     ) -> None:
         stream = self._stream(sources[0].device)
-        queue: deque[Any] = deque()
+        queue = self._queues.setdefault(stream.device, deque())
         stream.wait_event(ready)
         with torch.no_grad(), torch.cuda.stream(stream):
             for batch in _batches(targets, sources):
                 for to, part in batch:
                     to.copy_(part, non_blocking=True)
                 queue.append(_recorded(stream))
-                if len(queue) == CHUNKS_QUEUED and not self._is_awaited():
+                while len(queue) >= chunks_max and not self._is_awaited():
                     queue.popleft().synchronize()
 
     def _stream(self, device: torch.device) -> Any:

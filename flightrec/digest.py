@@ -13,10 +13,11 @@ import json
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
+from functools import cache
 from typing import Any
 
-from flightrec.dump import Dump, LocalGroup
+from flightrec.dump import RANKS_MAX, Dump, LocalGroup
 from flightrec.errors import BadDump
 from flightrec.model import Call, Columns, Frame, Frontier, Site
 from flightrec.sources import BYTES_MAX, Source
@@ -56,7 +57,10 @@ class _Packer:
     """Writes dumps as rows of plain values; what repeats goes into tables."""
 
     def __init__(self) -> None:
-        self.tables: dict[str, dict[str, int]] = {"columns": {}, "calls": {}, "sites": {}}
+        self.tables: dict[str, dict[str, int]] = {
+            name: {} for name in ("columns", "calls", "sites", "members")
+        }
+        self._last: tuple[tuple[int, ...], int] = ((), self._in("members", []))
 
     def row(self, source: Source, dump: Dump | BadDump) -> dict[str, object]:
         where = list(astuple(source))
@@ -67,12 +71,23 @@ class _Packer:
             "about": [dump.version, dump.library, dump.rank, dump.rank_hint, dump.first_record_id],
             "host": dump.host,
             "problems": list(dump.problems),
-            "groups": [astuple(group) for group in dump.groups],
+            "groups": [self._group(group) for group in dump.groups],
             "calls": [self._in("calls", astuple(call)) for call in dump.calls],
             "sites": [self._in("sites", [astuple(f) for f in site]) for site in dump.sites],
             "columns": [self._column(dump.columns, name) for name in _SHARED],
             "times": _times(dump),
         }
+
+    def _group(self, group: LocalGroup) -> list[object]:
+        pg_id, name, desc, _, frontier, is_global = astuple(replace(group, ranks=None))
+        return [pg_id, name, desc, self._members(group.ranks), frontier, is_global]
+
+    def _members(self, ranks: tuple[int, ...] | None) -> int | None:
+        if ranks is None:
+            return None
+        if ranks is not self._last[0]:  # mostly that of the dump before
+            self._last = ranks, self._in("members", _runs(ranks))
+        return self._last[1]
 
     def _in(self, table: str, value: object) -> int:
         text = json.dumps(value, separators=(",", ":"))
@@ -87,13 +102,13 @@ class _Packer:
 
 
 def _packed(column: array[Any]) -> str:
-    return column.typecode + base64.b85encode(zlib.compress(column.tobytes(), 9)).decode()
+    return column.typecode + base64.b64encode(zlib.compress(column.tobytes(), 9)).decode()
 
 
 def _unpacked(text: str) -> array[Any]:
     column: array[Any] = array(text[0])
     inflate = zlib.decompressobj()
-    column.frombytes(inflate.decompress(base64.b85decode(text[1:]), BYTES_MAX))
+    column.frombytes(inflate.decompress(base64.b64decode(text[1:], validate=True), BYTES_MAX))
     return column
 
 
@@ -141,6 +156,31 @@ def _recent(dump: Dump) -> Iterator[int]:
             yield at
 
 
+def _runs(ranks: Sequence[int]) -> list[list[int]]:
+    """The ranks as runs of [first, step, count]: a group of a hundred thousand is one."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        run = runs[-1] if runs else None
+        if run is not None and run[2] == 1:
+            run[1] = rank - run[0]
+        if run is not None and rank == run[0] + run[1] * run[2]:
+            run[2] += 1
+        else:
+            runs.append([rank, 0, 1])
+    return runs
+
+
+@cache
+def _members(runs: str) -> tuple[int, ...]:
+    """The inverse of `_runs`; the same object for all who have the same members."""
+    found: list[int] = []
+    for first, step, count in json.loads(runs):
+        if len(found) + count > RANKS_MAX:
+            raise ValueError(f"a group of more than {RANKS_MAX} ranks")
+        found += [first + step * i for i in range(count)]
+    return tuple(found)
+
+
 class _Unpacker:
     """Makes dumps of rows. Equal columns, calls and sites become one object."""
 
@@ -148,6 +188,7 @@ class _Unpacker:
         self._columns = [_unpacked(text) for text in tables["columns"]]
         self._calls = [Call(**_named(Call, json.loads(text))) for text in tables["calls"]]
         self._sites = [_site(json.loads(text)) for text in tables["sites"]]
+        self._members = tables["members"]
         self._summed: dict[tuple[int, int], array[int]] = {}
 
     def result(self, row: Mapping[str, Any]) -> Result:
@@ -160,7 +201,7 @@ class _Unpacker:
             library=library,
             rank=rank,
             rank_hint=rank_hint,
-            groups=tuple(_group(group) for group in row["groups"]),
+            groups=tuple(self._group(group) for group in row["groups"]),
             calls=tuple(self._calls[i] for i in row["calls"]),
             sites=tuple(self._sites[i] for i in row["sites"]),
             columns=self._columns_of(row),
@@ -169,6 +210,17 @@ class _Unpacker:
             host=row["host"],
         )
         return source, dump
+
+    def _group(self, row: Sequence[Any]) -> LocalGroup:
+        pg_id, name, desc, members, frontier, is_global = row
+        return LocalGroup(
+            pg_id=pg_id,
+            name=name,
+            desc=desc,
+            ranks=None if members is None else _members(self._members[members]),
+            frontier=None if frontier is None else Frontier(**_named(Frontier, frontier)),
+            is_global=is_global,
+        )
 
     def _columns_of(self, row: Mapping[str, Any]) -> Columns:
         number = dict(zip(_SHARED, row["columns"], strict=True))
@@ -185,18 +237,6 @@ class _Unpacker:
         took: Any = Sparse(size, places, durations, -1.0) if durations else durations
         created: Any = Sparse(size, places, times, 0)
         return Columns(**shared, created_ns=created, duration_ms=took)
-
-
-def _group(row: Sequence[Any]) -> LocalGroup:
-    pg_id, name, desc, ranks, frontier, is_global = row
-    return LocalGroup(
-        pg_id=pg_id,
-        name=name,
-        desc=desc,
-        ranks=None if ranks is None else tuple(ranks),
-        frontier=None if frontier is None else Frontier(**_named(Frontier, frontier)),
-        is_global=is_global,
-    )
 
 
 def _named(kind: Any, row: Sequence[Any]) -> dict[str, Any]:

@@ -27,8 +27,9 @@ def unify(dumps: Mapping[int, Dump]) -> Grouping:
     lives are paired in order, from the newest where a ring has wrapped over the older ones.
     """
     silent = _silent_groups(dumps)
-    members = {rank: _members_of(rank, dump, silent) for rank, dump in dumps.items()}
-    lives: dict[tuple[str, str, tuple[int, ...]], dict[int, list[int]]] = {}
+    sets = _Sets()
+    members = {rank: _members_of(rank, dump, silent, sets) for rank, dump in dumps.items()}
+    lives: dict[tuple[str, str, int], dict[int, list[int]]] = {}
     for rank, dump in sorted(dumps.items()):
         order = sorted(range(len(dump.groups)), key=lambda i: _age(dump.groups[i]))
         for local in order:
@@ -37,7 +38,9 @@ def unify(dumps: Mapping[int, Dump]) -> Grouping:
             lives.setdefault(key, {}).setdefault(rank, []).append(local)
     groups: list[Group] = []
     index_of: dict[int, dict[int, int]] = {rank: {} for rank in dumps}
-    for (name, desc, ranks), locals_of in sorted(lives.items()):
+    ordered = sorted((name, desc, sets.ranks[number], number) for name, desc, number in lives)
+    for name, desc, ranks, number in ordered:
+        locals_of = lives[(name, desc, number)]
         count = max(map(len, locals_of.values()))
         declared = any(
             dumps[rank].groups[local].ranks for rank, ids in locals_of.items() for local in ids
@@ -60,15 +63,47 @@ def _age(group: LocalGroup) -> tuple[int, str, str]:
     return (group.pg_id if group.pg_id is not None else 1 << 62, group.name, group.desc)
 
 
+class _Sets:
+    """Member lists by number: with a hundred thousand ranks none may be hashed once per rank."""
+
+    def __init__(self) -> None:
+        self.ranks: list[tuple[int, ...]] = []
+        self._number_of: dict[tuple[int, ...], int] = {}
+        self._by_id: dict[int, tuple[tuple[int, ...], int]] = {}  # what is held keeps its id
+        self._contents: dict[int, frozenset[int]] = {}
+
+    def number(self, ranks: tuple[int, ...]) -> int:
+        held = self._by_id.get(id(ranks))
+        if held is not None:
+            return held[1]
+        number = self._number_of.setdefault(ranks, len(self.ranks))
+        if number == len(self.ranks):
+            self.ranks.append(ranks)
+            self._contents[number] = frozenset(ranks)
+        self._by_id[id(ranks)] = ranks, number
+        return number
+
+    def holds(self, number: int, rank: int) -> bool:
+        return rank in self._contents[number]
+
+
 def _members_of(
-    rank: int, dump: Dump, silent: Mapping[tuple[str, str], tuple[int, ...]]
-) -> tuple[tuple[int, ...], ...]:
+    rank: int,
+    dump: Dump,
+    silent: Mapping[tuple[str, str], tuple[int, ...]],
+    sets: _Sets,
+) -> tuple[int, ...]:
+    """For each local group the number of its member list."""
     offset = _offset(rank, dump)
     found = []
     for group in dump.groups:
-        by = 0 if group.is_global else offset
-        ranks = tuple(member + by for member in group.ranks or ())
-        found.append(ranks if rank in ranks else silent[(group.name, group.desc)])
+        ranks = group.ranks or ()
+        if offset and not group.is_global:
+            ranks = tuple(member + offset for member in ranks)
+        number = sets.number(ranks)
+        if not sets.holds(number, rank):
+            number = sets.number(silent[(group.name, group.desc)])
+        found.append(number)
     return tuple(found)
 
 

@@ -25,6 +25,7 @@ from flightrec.model import (
 from flightrec.sources import Source, find_sources, read_many
 from flightrec.worker import Result, reduce_all, reduce_in_children
 
+HELD_MAX = 256  # columns as they came, before equal ones become one
 SMALL_BYTES = 2 << 20  # below this, starting a child costs more than it saves
 
 
@@ -204,10 +205,15 @@ class _Tables:
         self.calls: dict[Call, int] = {}
         self.sites: dict[Site, int] = {}
         self._columns: dict[bytes, array[int]] = {}
+        self._held: dict[int, tuple[array[int], array[int]]] = {}
 
     def one(self, column: array[int]) -> array[int]:
-        key = hashlib.blake2b(column.tobytes(), key=column.typecode.encode()).digest()
-        return self._columns.setdefault(key, column)
+        if len(self._held) > HELD_MAX:
+            self._held.clear()
+        if id(column) not in self._held:  # what is held keeps its id
+            key = hashlib.blake2b(column.tobytes(), key=column.typecode.encode()).digest()
+            self._held[id(column)] = column, self._columns.setdefault(key, column)
+        return self._held[id(column)][1]
 
 
 def _record(

@@ -22,9 +22,12 @@ def show_rank(
 ) -> str:
     """Return one line per call, oldest first. Raises NoSuchRank when there is no dump of `rank`."""
     require_rank(records, rank)
-    found = [entry for entry in records.entries(rank) if _wanted(records, entry, group, op)]
-    kept = found if last is None else found[-last:]
     record = records.ranks[rank]
+    entries = list(records.entries(rank))
+    if record.columns and not entries:
+        raise NoSuchRank(f"{record.source} is not here, only its digest", remedy="Name the dump.")
+    found = [entry for entry in entries if _wanted(records, entry, group, op)]
+    kept = found if last is None else found[-last:]
     head = f"rank {rank}: {len(kept)} of {len(found)} calls, from {record.source}"
     if not kept:
         return head + "\n"

@@ -239,7 +239,8 @@ class _Graph:
         for index, group in enumerate(self.records.groups):
             present = [rank for rank in group.ranks if rank in self.records.ranks]
             have = [rank for rank in present if index in self.records.ranks[rank].configured]
-            lack = [r for r in present if r not in have and self.records.ranks[r].configured]
+            joined = set(have)
+            lack = [r for r in present if r not in joined and self.records.ranks[r].configured]
             used = any(lane.issued for lane in self.lanes.of[index].values())
             if group.is_declared and lack and have and not used:
                 lacks = tuple(Lack(rank, Why.NOT_JOINED) for rank in lack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ftcore.base.errors import FtError
+from ftcore.base.log import event
 from ftcore.crew import Crew
 from ftcore.flight import FlightRecord
 from ftcore.heal import HealFailed, HealProgress, HealServer, Offer, Partial, heal
@@ -20,6 +22,8 @@ from ftcore.heal.compare import fetch_layout
 from ftcore.link import Grant
 from ftcore.statedict import StatePair, first_difference, layout
 from ftcore.step import Times
+
+log = logging.getLogger("ftcore")
 
 TELL_EVERY_S = 0.25  # how far a heal is; half of the time between two heartbeats
 USUAL_STEPS = 9  # whose reductions show how long one usually takes
@@ -44,7 +48,7 @@ class LiveState:
         self.lineage = 0
         self.layout_hash = ""
         self._heal_timeout_s = heal_timeout_s
-        self._server = HealServer(host, bandwidth_max=bandwidth_max)
+        self._server = HealServer(host, bandwidth_max=bandwidth_max, keep_staging=False)
         self._record = self._server.record = FlightRecord()
         self._partial = Partial()
         self._reductions_s: deque[float] = deque(maxlen=USUAL_STEPS)
@@ -103,7 +107,9 @@ class LiveState:
             self._reductions_s.append(times.reduce_s)
             return 0.0
         usual_s = median(self._reductions_s) if self._reductions_s else 0.0
-        return times.export_s + max(0.0, times.reduce_s - usual_s)
+        held_s = times.export_s + max(0.0, times.reduce_s - usual_s)
+        event(log, "heal.held", seconds=held_s, export_s=times.export_s)
+        return held_s
 
     def heal(self, grant: Grant, crew: Crew, *, tell: Callable[[int, int], None]) -> float:
         """Copy the state of the sources into this one, in place. Returns seconds it took.
@@ -130,7 +136,11 @@ class LiveState:
         return time.perf_counter() - began
 
     def commit(self, step: int, *, lineage: int) -> None:
+        """One step further. Whoever took part in its reduction has healed: what was copied for it
+        is given back. Steps without one leave a joiner behind, which is served on."""
         self.committed, self.lineage = step + 1, lineage
+        if not self._server.is_wanted():
+            self._server.retire()
         self._record.warm_soon()
 
     def attempt_failed(self) -> None:

@@ -135,7 +135,7 @@ class JobCore:
         if seat.report.member.incarnation != report.member.incarnation:
             self._refuse_rival(report.member)
             return self._settle(now)
-        if rival:
+        if rival and report.want is not Want.GONE:
             self._refuse_rival(self._rivals.pop(replica_id).report.member)
         if report.number < seat.report.number:
             return self._settle(now)
@@ -228,7 +228,8 @@ class JobCore:
         if before and before.report.member.life != member.life:
             self._lose(before.report.member.life, "was restarted", now, unsure=False)
             before = None
-        self.last_id = max(self.last_id, report.quorum_id, report.promised)
+        # The lineage of a state from a checkpoint may be all that is left of a lost lighthouse.
+        self.last_id = max(self.last_id, report.quorum_id, report.promised, report.lineage)
         self._forget_older_lives(report, now)
         if report.want is Want.GONE:
             if self.seats.pop(member.replica_id, None) is None:
@@ -237,6 +238,7 @@ class JobCore:
             self._buried[member.replica_id] = member.incarnation
             self._left_at = {member.life: report.committed}
             self._lose(member.life, report.reason, now, unsure=False)
+            self._promote_rival(member.replica_id, now)
             return self._settle(now)
         self.last_words.pop(member.replica_id, None)
         asked_before = before is not None and before.report.want is Want.SEAT
@@ -382,7 +384,8 @@ class JobCore:
         before = {s.report.member.life for s in living_members(self.view())}
         self._records.append(Record(job=self.job, quorum=quorum))
         self.standing, self._change, self._lost = quorum, None, {}
-        self._dismissed = frozenset(before - quorum.lives)
+        seated = {s.report.member.life for s in self.seats.values()}
+        self._dismissed = frozenset((before | self._dismissed & seated) - quorum.lives)
         self.last_id = quorum.quorum_id
         self._note(now, "quorum.issued", "quorum", ", ".join(quorum.replica_ids))
         order = NewQuorum(quorum=quorum)

@@ -378,6 +378,8 @@ def _measured(record: Interruption, now: float) -> Interruption:
 def sentence(record: Interruption) -> str:
     """One line for a person who looks at the history."""
     phases = {k.removesuffix("_s"): v for k, v in asdict(record.phases).items() if v >= 0.0005}
+    if record.held_s >= 0.0005:
+        phases["held the others"] = record.held_s
     parts = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in phases.items())
     return (
         f"{record.cause.value}: {record.reason}; stopped {record.stopped_s:.3f} s of "

@@ -65,7 +65,8 @@ def _heal(core: JobCore, seat: Seat) -> JsonDict | None:
     assert standing is not None
     done, total = report.heal_bytes_done, report.heal_bytes_total
     sources = [m.replica_id for m in standing.sources]
-    share = f": {done / total:.0%} of {total / 1e9:.1f} GB" if total else ""
+    size = f"{total / 1e9:.1f} GB" if total >= 1e9 else f"{total / 1e6:.0f} MB"
+    share = f": {done / total:.0%} of {size}" if total else ""
     return {
         "sources": sources,
         "bytes_done": done,

@@ -103,3 +103,9 @@ def test_light_packages_never_import_torch(package):
     command = package.split(".")[0] + ".__main__"
     code = f"import {package}, {command}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_checkpoint_daemon_starts_without_torch():
+    """It is started again when it is killed, and saves wait for it."""
+    code = "import ckpt.daemon.__main__, ckpt.stores.s3, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -179,10 +179,16 @@ class _Connection:
     def _received(self, response: http.client.HTTPResponse, into: Sequence[memoryview]) -> Answer:
         headers = {name.lower(): value for name, value in response.getheaders()}
         body = b""
-        if into and 200 <= response.status < 300:
+        is_ok = 200 <= response.status < 300
+        if is_ok and response.length is None and not response.chunked:
+            raise http.client.HTTPException("the connection ended in the middle of the headers")
+        if into and is_ok:
             _fill(response, into)
         else:
+            wanted = min(response.length or 0, LISTING_BYTES_MAX)
             body = response.read(LISTING_BYTES_MAX)
+            if len(body) < wanted:
+                raise http.client.HTTPException("the connection ended in the middle of the body")
         self.is_reusable = response.isclosed() and not response.will_close
         return Answer(response.status, headers, body)
 

@@ -140,9 +140,18 @@ class MemberCore:
                 self._run(self.committed, quorum, must_heal=False)
         else:
             self._may_run = -1
+            if self._is_dismissed():
+                self.want = Want.GONE  # nobody repeats this step with it
+                return
             self._failed_id, self.reason = quorum.quorum_id, reason
         if self._prepare is not None and self._prepare.is_broken:
             self._limit = self._promise_limit(self._prepare)
+
+    def _is_dismissed(self) -> bool:
+        """Whether it asked to leave, and the newest quorum goes on without it."""
+        standing = self.standing
+        is_out = standing is not None and self.member.life not in standing.lives
+        return self.want is Want.LEAVE and is_out
 
     def leave(self, reason: str) -> None:
         """Drain: out at the next boundary that the lighthouse names; at once without a seat."""

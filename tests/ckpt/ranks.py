@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from ckpt import Checkpointer, per_rank
 from tests.ckpt.conftest import kill_daemon
+from tests.ckpt.dying import die_at
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,6 +119,20 @@ def one_dies(path):
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     checkpoints.save(state, step=2).wait_durable(60)
+    checkpoints.close()
+    os._exit(0)
+
+
+def one_dies_at(path, owner, function, when):
+    """Replicated state: rank 1 is killed at a named point of its save; rank 0 commits anyway."""
+    state = {f"w{i}": full(f"w{i}", (1000, 500)) for i in range(4)}
+    checkpoints = Checkpointer(path, participants_timeout_s=5)
+    checkpoints.save(state, step=1).wait_durable(60)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        die_at("ckpt.saver", owner, function, when, 1)
+    handle = checkpoints.save(state, step=2)
+    handle.wait_durable(60)
     checkpoints.close()
     os._exit(0)
 

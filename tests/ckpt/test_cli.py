@@ -75,5 +75,10 @@ def test_an_empty_place_is_said_to_be_empty(tmp_path, command):
     assert "no complete step" in output and "ckpt" in output
 
 
+def test_a_step_that_is_not_there_is_not_called_damaged(run):
+    output = call("verify", run.path, "--step", 5, code=1)
+    assert "step 5" in output and "no manifest" in output and "DAMAGED" not in output
+
+
 def test_daemon_stop_without_a_daemon(runtime):
     assert "no daemon" in call("daemon", "--stop")

@@ -15,6 +15,7 @@ from ckpt.listing import newest_first, read_manifest
 from ckpt.stores import open_store
 from ckpt.tools import verify
 from tests.ckpt.conftest import ROOT, daemon_pid, python
+from tests.ckpt.ranks import run_ranks
 
 # Where to die: (module, owner or "", function, before or after the call, which call).
 DAEMON_POINTS = {
@@ -37,22 +38,14 @@ TRAINER_POINTS = {
     "before it is sealed": ("ckpt.saver", "Saver", "_seal", "before", 2),
     "after it is sealed": ("ckpt.saver", "Saver", "_seal", "after", 2),
 }
-DIE = """
-import importlib, os, signal, sys
-def die_at(module, owner, function, when, nth):
-    home = importlib.import_module(module)
-    home = getattr(home, owner) if owner else home
-    real, calls = getattr(home, function), [0]
-    def wrapped(*args, **kwargs):
-        calls[0] += 1
-        if calls[0] == nth and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = real(*args, **kwargs)
-        if calls[0] == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-    setattr(home, function, wrapped)
-"""
+RANK_POINTS = {
+    "before the daemon knows": ("Saver", "_begin", "before"),
+    "after the daemon knows": ("Saver", "_begin", "after"),
+    "after a file is copied": ("Saver", "_staged", "after"),
+    "before it is sealed": ("Saver", "_seal", "before"),
+    "after it is sealed": ("Saver", "_seal", "after"),
+}
+DIE = "import sys\nfrom tests.ckpt.dying import die_at\n"
 TRAIN = (
     DIE
     + """
@@ -136,6 +129,15 @@ def test_a_trainer_killed_at_a_named_point_leaves_a_whole_step(tmp_path, name):
         checkpoints.save(state, step=5).wait_durable(60)
     assert_whole(path, at_least=5)
     assert_no_junk(path)
+
+
+@pytest.mark.parametrize("name", list(RANK_POINTS))
+def test_a_rank_killed_at_a_named_point_is_replaced_by_a_replica(tmp_path, name):
+    path = tmp_path / "run"
+    (code, output), (killed, _) = run_ranks("one_dies_at", 2, path, *RANK_POINTS[name], check=False)
+    assert code == 0 and killed == -signal.SIGKILL, output
+    assert newest_first(open_store(str(path))) == [2, 1]
+    assert all(verify(open_store(str(path)), step, deep=True).is_good for step in (1, 2))
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -8,7 +8,7 @@ import pytest
 
 from ftcore.wire.messages import Member, Quorum, Report, Want
 from lighthouse.core import Fact
-from lighthouse.goodput import RECORDS_MAX, Cause, Goodput, summary
+from lighthouse.goodput import RECORDS_MAX, Cause, Goodput, sentence, summary
 
 
 def member(name, *, ranks=2):
@@ -236,6 +236,7 @@ def test_a_join_costs_what_it_held_the_others_and_not_what_the_heal_took():
     ended = book.heard(report("b", 2, 3, group_s=0.1, heal_s=3.0), 14.1)
     assert ended.stopped_s == pytest.approx(0.15)
     assert ended.to_json(wall_offset_s=0.0)["held_s"] == 0.05
+    assert "held the others 0.050" in sentence(ended)
 
 
 def test_times_of_the_quorum_before_do_not_count():

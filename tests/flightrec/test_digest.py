@@ -9,11 +9,11 @@ from click.testing import CliRunner
 
 import flightrec
 from flightrec.__main__ import main
-from flightrec.digest import MAGIC, unpack
+from flightrec.digest import MAGIC, _members, _runs, unpack
 from flightrec.errors import BadDump, NoDumps
 from flightrec.loading import digest_of
 from flightrec.sparse import Sparse
-from flightrec.synth import synthesize, write_dumps
+from flightrec.synth import Job, Layout, synthesize, write_dumps
 from tests.flightrec.test_sets import names
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -80,6 +80,15 @@ def test_the_command_writes_one_small_file(sets, tmp_path):
     assert CliRunner().invoke(main, ["analyze", str(out)]).exit_code == 1
 
 
+def test_whole_calls_are_not_in_a_digest(tmp_path):
+    write_dumps(str(tmp_path / "dumps"), synthesize(Job(layout=Layout(dp=2)), seed=1))
+    alone = digest([tmp_path / "dumps"], tmp_path / "host0")
+    for dump in (tmp_path / "dumps").iterdir():
+        dump.unlink()
+    ran = CliRunner().invoke(main, ["show", "1", str(alone)])
+    assert ran.exit_code == 3 and "only its digest" in ran.output
+
+
 def test_nothing_to_digest_is_an_error(tmp_path):
     with pytest.raises(NoDumps):
         digest_of([str(tmp_path)])
@@ -99,6 +108,16 @@ def test_a_torn_digest_beside_good_dumps_is_a_finding(sets, tmp_path):
     report = flightrec.analyze(flightrec.load([str(torn), *map(str, files)]))
     assert [c.rank for c in report.culprits] == [1]
     assert any("host0" in finding.text for finding in report.findings)
+
+
+def test_a_hundred_thousand_members_are_one_run():
+    everybody, odd = range(100_000), (3, 1, 2, 10, 18, 26)
+    assert _runs(everybody) == [[0, 1, 100_000]]
+    assert [_members(json.dumps(_runs(r))) for r in (everybody, odd, ())] == [
+        tuple(everybody),
+        odd,
+        (),
+    ]
 
 
 def test_a_sparse_column_looks_like_an_array():

@@ -98,6 +98,12 @@ def dcp_async_pinned(training, folder, size):
     hook.remove()
     stager.close()
     say("DCP async_save, pinned, stager repaired", **found)
+    started = time.perf_counter()
+    dcp.load(training.tensors(), checkpoint_id=folder)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    rate = training.nbytes / GIB / seconds
+    say("DCP load, in the page cache, nothing checked", s=round(seconds, 3), gib_s=round(rate, 1))
     shutil.rmtree(folder)
 
 
@@ -140,7 +146,7 @@ def restores(training, folder):
             timed_restore(checkpoints, training, expected, tier, size)
     with Checkpointer(folder, linger_s=2) as checkpoints:
         checkpoints._memory = lambda: None
-        for tier in ("disk, in the page cache", "disk again"):
+        for tier in ("disk", "disk, now in the page cache"):
             timed_restore(checkpoints, training, expected, tier, size)
     shutil.rmtree(folder)
     say("one large pinned copy to the device", gib_s=round(link_rate(), 1))
@@ -162,7 +168,7 @@ def main(arguments):
         print("skipped: this needs a GPU")
         return
     small = "--small" in arguments
-    size = {"saves": 2, "every": 10} if small else {"saves": 4, "every": 60}
+    size = {"saves": 2, "every": 10} if small else {"saves": 4, "every": 40}
     parent = next((a for a in arguments if not a.startswith("--")), None)
     with tempfile.TemporaryDirectory(dir=parent) as root:
         store = dist.HashStore()
@@ -179,7 +185,6 @@ def main(arguments):
         with only_free(training, 0):
             ours(training, f"{root}/c", "ours: no room, optimizer behind an event", size)
         dcp_async_pinned(training, f"{root}/d", size)
-        no_checkpoint(training, size)
         restores(training, f"{root}/e")
     dist.destroy_process_group()
 

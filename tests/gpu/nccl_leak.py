@@ -3,11 +3,13 @@
 Two ranks on one GPU make a group, sum once and end it, many times; torch's backend alone and ours.
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
 import re
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -24,7 +26,9 @@ from ftcore.process_group.store import connect_store
 ROUNDS, WARM = 16, 4
 
 
-def held():
+def held(is_trimmed):
+    if is_trimmed:
+        ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status") as status:
         facts = dict(line.split(":", 1) for line in status)
     kinds = Counter()
@@ -60,18 +64,44 @@ def ours(rank, address, number):
     group.settle()
 
 
+def built_and_aborted_by_threads(rank, address, number):
+    """torch's backend, the old one aborted by a thread of its own while the new one is built."""
+    global backend
+    old = backend if number else None
+    if old is not None:
+        threading.Thread(target=old.abort).start()
+    store = dist.PrefixStore(f"r{number}", connect_store(address, timeout_s=60))
+
+    def build():
+        global backend
+        backend = dist.ProcessGroupNCCL(store, rank, 2, dist.ProcessGroupNCCL.Options())
+        backend.allreduce([torch.ones(1000, device="cuda")], c10d.AllreduceOptions()).wait()
+        torch.cuda.synchronize()
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    thread.join()
+
+
+def one_after_the_other(rank, address, number):
+    """Ours, when nothing of the old group is left while the new one is built."""
+    ours(rank, address, number)
+    group.abort()
+    time.sleep(0.8)
+
+
 VARIANTS = {
-    "torch, abort": (raw("abort"), {}),
-    "torch, abort, no RAS": (raw("abort"), {"NCCL_RAS_ENABLE": "0"}),
-    "torch, shutdown": (raw("shutdown"), {}),
-    "ours": (ours, {}),
-    "ours, no RAS": (ours, {"NCCL_RAS_ENABLE": "0"}),
+    "torch, abort": (raw("abort"), False),
+    "torch, aborted by a thread": (built_and_aborted_by_threads, False),
+    "ours": (ours, False),
+    "ours, what malloc keeps given back": (ours, True),
+    "ours, one after the other": (one_after_the_other, False),
 }
 
 
 def rank_main(name, rank, address, answers):
-    round, env = VARIANTS[name]
-    os.environ.update(ONE_GPU, NCCL_HOSTID=f"{name}-{rank}", **env)
+    round, is_trimmed = VARIANTS[name]
+    os.environ.update(ONE_GPU, NCCL_HOSTID=f"{name}-{rank}")
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     torch.cuda.set_device(0)
     before = Counter()
@@ -79,8 +109,9 @@ def rank_main(name, rank, address, answers):
         round(rank, address, number)
         time.sleep(0.7)  # what ends in the background has ended
         if number == WARM - 1:
-            before = held()
-    grown = {k: (v - before[k]) / (ROUNDS - WARM) for k, v in held().items()}
+            before = held(is_trimmed)
+    after = held(is_trimmed)
+    grown = {k: (v - before[k]) / (ROUNDS - WARM) for k, v in after.items()}
     answers.put((name, {k: round_off(v) for k, v in grown.items() if abs(v) > 0.05}))
     os._exit(0)
 

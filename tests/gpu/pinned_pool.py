@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from ckpt.pinned import PinnedMemory, touch
+from ckpt.pages import touch
+from ckpt.pinned import PinnedMemory
 from ckpt.region import Region
 from ckpt.staging_cuda import CudaCopier
 from tests.gpu.training import GIB

@@ -78,20 +78,27 @@ def time_steps(training, count):
 
 
 def lost_per_save(training, save, *, saves, every, finish):
-    """Train on, save before every `every`-th step, and return per save the milliseconds that the
-    call took and that training lost until the next save, against the median step without one."""
-    usual = statistics.median(time_steps(training, every))
-    calls, lost = [], []
+    """Per save the milliseconds that the call took, and that it and the `every` steps after it took
+    longer than the `every` steps before it, in which nothing is saved."""
+    calls, lost, usual = [], [], []
+    time_steps(training, every // 4)
     for number in range(saves):
+        usual.append(timed(lambda: time_steps(training, every)))
         started = time.perf_counter()
         save(number)
         calls.append(time.perf_counter() - started)
-        time_steps(training, every)
-        torch.cuda.synchronize()
-        lost.append(time.perf_counter() - started - every * usual)
+        lost.append(calls[-1] + timed(lambda: time_steps(training, every)) - usual[-1])
     finish()
     return {
-        "step_ms": round(1e3 * usual, 2),
+        "step_ms": round(1e3 * statistics.median(usual) / every, 2),
         "call_ms": [round(1e3 * s, 1) for s in calls],
         "lost_ms": [round(1e3 * s, 1) for s in lost],
     }
+
+
+def timed(call):
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started

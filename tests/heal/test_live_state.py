@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from ftcore.crew import Crew
-from ftcore.heal import HealFailed
+from ftcore.heal import HealFailed, OfferRefused
 from ftcore.link import Grant
 from ftcore.live_state import LiveState
 from ftcore.process_group.errors import GroupAborted
@@ -104,11 +104,25 @@ def test_rank_i_heals_from_rank_i_of_every_source(stack):
     assert joiners[0].bits != joiners[1].bits
 
 
-def test_the_optimizer_of_a_source_waits_until_what_is_not_sent_is_aside(stack):
+def test_a_step_that_the_healed_joiner_took_part_in_ends_the_offer_and_frees_its_memory(stack):
+    job = Job("a", "b")
+    source, joiner = Rank(stack, job, "a"), Rank(stack, job, "b", seed=1, committed=0)
+    source.live.offer(job.grant("b"), source.crew)
+    joiner.heal(job.grant("b"))
+    source.live.commit(3, lineage=8)
+    assert len(source.live._server._staging._memory) == 0
+    late = Rank(stack, job, "b", seed=2, committed=0)
+    with pytest.raises(OfferRefused, match="no longer served"):
+        late.heal(job.grant("b"))
+
+
+def test_a_source_that_goes_on_before_the_joiner_came_serves_the_step_that_it_offered(stack):
+    """So it is where steps do not reduce (DiLoCo): what is not sent is aside before the update."""
     job = Job("a", "b")
     source, joiner = Rank(stack, job, "a"), Rank(stack, job, "b", seed=1, committed=0)
     before = source.bits
     source.live.offer(job.grant("b"), source.crew)
+    source.live.commit(3, lineage=8)
     train_step(source.model, source.optimizer, 5)
     joiner.heal(job.grant("b"))
     assert joiner.bits == before != source.bits

@@ -1,5 +1,6 @@
 """A job of real processes: one lighthouse, and replica groups that tell what happens to them."""
 
+import json
 import logging
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import queue
 import signal
 import threading
 import time
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,13 +71,17 @@ class Group:
 
 
 class Job:
-    def __init__(self, folder: Path, *, replicas_min=1, serve=(), main=None, **config):
-        """`serve`: more options of `lighthouse serve`."""
+    """`holds`: steps at which all groups stop, one after the other, each until the test lets them
+    go; so a slow start of a process cannot change the story. `serve`: options of the lighthouse."""
+
+    def __init__(self, folder: Path, *, replicas_min=1, serve=(), main=None, holds=(), **config):
         self.folder, self.replicas_min, self.serve = folder, replicas_min, serve
         self.main = main
         self.groups = []
         self.lighthouse = self._light(port=0)
         self.config = {"steps": 80, "shards": 3, "lighthouse": self.lighthouse.address, **config}
+        self.config["holds"] = {step: _PROCESSES.Event() for step in holds}
+        self._gates = list(self.config["holds"].values())
 
     def _light(self, *, port):
         return Lighthouse(
@@ -91,8 +97,37 @@ class Job:
         self.groups.append(group)
         return group
 
+    def let_go(self, *groups):
+        """All go on past the next hold when the lighthouse has seen these."""
+        for group in groups:
+            group.wait("manager.attached")
+        names, deadline = {group.name for group in groups}, time.monotonic() + HANG_S
+        while not names <= self.seated():
+            assert time.monotonic() < deadline, f"{names - self.seated()} never came"
+            time.sleep(0.05)
+        self._gates.pop(0).set()
+
+    def seated(self):
+        """The groups that want a seat or have one."""
+        groups = self.status()["groups"].items()
+        return {name for name, facts in groups if facts["state"] != "joining"}
+
+    def status(self):
+        """What `lighthouse status --json` says of this job."""
+        url = f"http://{self.lighthouse.address}/status"
+        with urllib.request.urlopen(url, timeout=HANG_S) as answer:
+            return json.load(answer)["jobs"].get("default", {"groups": {}})
+
+    def start_again(self, name, **config):
+        group = self.start(name, **config)
+        self.let_go(group)
+        return group
+
     def start_all(self, *names, **config):
-        return [self.start(name, **config) for name in names]
+        groups = [self.start(name, **config) for name in names]
+        if self._gates:
+            self.let_go(*groups)
+        return groups
 
     def kill_lighthouse(self):
         self.lighthouse.kill()

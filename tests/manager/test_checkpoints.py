@@ -176,7 +176,7 @@ def test_sigterm_saves_the_step_that_it_finds_and_leaves_in_good_order(job, daem
     ended = [group.wait("ended_loop") for group in groups]
     assert all("SIGTERM" in e["why"] for e in ended)
     noticed = [e for g in groups for e in g.said("checkpoint.noticed")]
-    assert len(noticed) == 2 and all(e["durable"] for e in noticed)
+    assert len(noticed) >= 2 and all(e["durable"] for e in noticed)
     assert steps_of(job)[0] == max(e["step"] for e in noticed) >= 24
     kill_checkpoint_daemon(daemon)
     again = job.start_all("r0", "r1")
@@ -186,7 +186,7 @@ def test_sigterm_saves_the_step_that_it_finds_and_leaves_in_good_order(job, daem
 def test_another_lighthouse_without_memory_takes_the_job_back(job, daemon, unfailed):
     groups = job.start_all("r0", "r1", **SLOW)
     together(*groups)
-    first = groups[0].wait("step.committed")["quorum"]
+    last = groups[0].wait("step.committed")["quorum"]
     groups[0].wait("shard", step=15)
     for group in groups:
         group.kill()
@@ -195,8 +195,12 @@ def test_another_lighthouse_without_memory_takes_the_job_back(job, daemon, unfai
     job.restart_lighthouse()
     again = job.start_all("r0", "r1")
     assert {g.finish() for g in again} == {unfailed}
-    later = again[0].said("step.committed")[0]["quorum"]
-    assert later != first
+    first = again[0].said("step.committed")[0]["quorum"]
+    assert number(first) > number(last)  # ids go on, though nobody remembers them
+
+
+def number(quorum):
+    return tuple(map(int, quorum.split(".")))
 
 
 def test_a_store_that_fails_costs_training_nothing(job, unfailed):

@@ -20,18 +20,18 @@ def unfailed(tmp_path_factory):
 
 
 def test_a_killed_group_comes_back_and_the_bits_are_the_same(tmp_path, unfailed):
-    with Job(tmp_path, replicas_min=2, step_time_s=0.05) as job:
+    with Job(tmp_path, replicas_min=2, step_time_s=0.02, holds=(2, 40)) as job:
         r0, r1, r2 = job.start_all("r0", "r1", "r2")
         together(r0, r1, r2)
         r1.wait("shard")
         r1.kill()
-        again = job.start("r1")
+        again = job.start_again("r1")
         assert {r0.finish(), r2.finish(), again.finish()} == {unfailed}
         assert again.said("heal.finished")
 
 
 def test_two_of_three_die_at_once_and_the_bits_are_the_same(tmp_path, unfailed):
-    with Job(tmp_path, step_time_s=0.05) as job:
+    with Job(tmp_path, step_time_s=0.02, holds=(2, 40)) as job:
         groups = job.start_all("r0", "r1", "r2")
         together(*groups)
         for group in groups[:2]:
@@ -46,21 +46,21 @@ def test_one_group_alone_gives_the_same_bits(tmp_path, unfailed):
 
 
 def test_fast_mode_survives_too_and_all_groups_agree(tmp_path):
-    with Job(tmp_path, replicas_min=2, mode="fast", step_time_s=0.05) as job:
+    with Job(tmp_path, replicas_min=2, mode="fast", step_time_s=0.02, holds=(2, 40)) as job:
         r0, r1, r2 = job.start_all("r0", "r1", "r2")
         together(r0, r1, r2)
         r1.wait("shard")
         r1.kill()
-        again = job.start("r1")
+        again = job.start_again("r1")
         assert len({r0.finish(), r2.finish(), again.finish()}) == 1
 
 
 def test_a_loop_as_it_was_with_a_wrapped_optimizer_survives(tmp_path):
-    with Job(tmp_path, replicas_min=2, mode="elastic", step_time_s=0.05) as job:
+    with Job(tmp_path, replicas_min=2, mode="elastic", step_time_s=0.02, holds=(2, 40)) as job:
         r0, r1, r2 = job.start_all("r0", "r1", "r2")
         together(r0, r1, r2)
         r1.kill()
-        again = job.start("r1")
+        again = job.start_again("r1")
         assert len({r0.finish(), r2.finish(), again.finish()}) == 1
         assert again.said("heal.finished")
 
@@ -91,7 +91,7 @@ def test_a_lighthouse_that_is_killed_and_restarted_costs_no_step(tmp_path, unfai
 
 
 def test_a_death_while_the_lighthouse_is_away_waits_for_it_and_loses_nothing(tmp_path, unfailed):
-    with Job(tmp_path, replicas_min=2, step_time_s=0.05) as job:
+    with Job(tmp_path, replicas_min=2, step_time_s=0.02, holds=(2, 40)) as job:
         r0, r1, r2 = job.start_all("r0", "r1", "r2")
         together(r0, r1, r2)
         job.kill_lighthouse()
@@ -99,7 +99,7 @@ def test_a_death_while_the_lighthouse_is_away_waits_for_it_and_loses_nothing(tmp
         r0.wait("step.failed")
         job.restart_lighthouse()
         r0.wait("step.committed", members=("r0", "r2"))
-        again = job.start("r1")
+        again = job.start_again("r1")
         assert {r0.finish(), r2.finish(), again.finish()} == {unfailed}
 
 
@@ -114,12 +114,12 @@ def test_a_drained_group_leaves_and_nobody_repeats_a_step(tmp_path, unfailed):
 
 
 def test_a_manager_that_is_killed_takes_its_trainer_out_and_the_others_go_on(tmp_path, unfailed):
-    with Job(tmp_path, replicas_min=2, step_time_s=0.05) as job:
+    with Job(tmp_path, replicas_min=2, step_time_s=0.02, holds=(2, 40)) as job:
         r0, r1, r2 = job.start_all("r0", "r1", "r2")
         together(r0, r1, r2)
         os.kill(manager_of(r1.process.pid), signal.SIGKILL)
         assert r1.wait("error")["kind"] == "ManagerLost"
-        again = job.start("r1")
+        again = job.start_again("r1")
         assert {r0.finish(), r2.finish(), again.finish()} == {unfailed}
 
 
@@ -137,12 +137,12 @@ def test_a_manager_leaves_no_orphan_behind(tmp_path):
 
 def test_each_sample_is_taken_once_an_epoch_whoever_is_killed(tmp_path):
     """80 steps of 3 shards of 2 samples are 12 epochs of 40, each shard always with its own."""
-    with Job(tmp_path, replicas_min=2, data=40, step_time_s=0.05) as job:
+    with Job(tmp_path, replicas_min=2, data=40, step_time_s=0.02, holds=(2, 40)) as job:
         r0, r1, r2 = job.start_all("r0", "r1", "r2")
         together(r0, r1, r2)
         r1.wait("shard")
         r1.kill()
-        again = job.start("r1")
+        again = job.start_again("r1")
         assert len({r0.finish(), r2.finish(), again.finish()}) == 1
         taken = {}
         for said in itertools.chain(*(g.said("shard") for g in (r0, r1, r2, again))):

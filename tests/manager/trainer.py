@@ -43,6 +43,9 @@ def train(config, events):
     if config.get("mode") == "elastic":
         return train_as_it_was(model, optimizer, config, events)
     options = dict(config.get("options", {}))
+    holds = config.get("holds", {})
+    if holds:
+        options.setdefault("hang_after_s", 0.0)
     if where := config.get("checkpoints"):
         options["checkpoints"] = Checkpointer(where, **config.get("checkpointer", {}))
     if size := config.get("data"):
@@ -68,6 +71,8 @@ def train(config, events):
         drain_after = config.get("drain_after")
         told = notices()
         for count, step in enumerate(manager.steps(config["steps"])):
+            if step.index in holds:
+                holds[step.index].wait()
             if count == drain_after:
                 manager.drain("preempted")
             for shard in step:
@@ -142,7 +147,10 @@ def train_as_it_was(model, optimizer, config, events):
         replica_id=config["replica_id"],
         **config.get("options", {}),
     )
+    holds = config.get("holds", {})
     while not optimizer.is_done:
+        if optimizer.index in holds:
+            holds[optimizer.index].wait()
         optimizer.zero_grad()
         events.say("shard", step=optimizer.index)
         inputs = torch.randn(4, 8)

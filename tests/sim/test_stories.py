@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ftcore.wire.messages import Want
 from tests.sim.world import World
 
 SEEDS = range(40)
@@ -103,6 +104,18 @@ def test_all_but_one_die_and_nothing_is_taken_back(seed):
     w.restart("r1", "r2", "r3")
     w.ends_well()
     assert w.groups["r1"].state.committed > committed
+
+
+@stories
+def test_all_groups_leave_at_nearly_the_same_time_and_each_gets_out(seed):
+    """The first is still needed for the steps before its boundary when the last ones leave."""
+    w = Story(seed)
+    for name in w.names:
+        group = w.groups[name]
+        group.core.leave("preempted")
+        w.say_news(group)
+        w.run(w.now + 0.002 * (seed % 10))
+    w.until(lambda: all(w.groups[n].core.want is Want.GONE for n in w.names))
 
 
 @stories

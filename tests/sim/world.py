@@ -38,8 +38,8 @@ POLICY = {
 }
 FLAPS = {"deaths_max": 2, "deaths_window_s": 8.0, "hold_first_s": 0.5, "hold_most_s": 4.0}
 REPORT_EVERY_S = 0.5
-FIRST_WITH_GUARDS = 3000  # seeds below once failed without
-FIRST_WITH_SPARES = 4000
+WITH_GUARDS = range(3000, 100_000)  # some seeds outside once failed without
+WITH_SPARES = range(4000, 100_000)
 VOTE_S = 0.002  # from the ranks to their manager, or back
 
 
@@ -716,8 +716,8 @@ def run_seed(
     """One seed: `bad_s` seconds of faults, then `calm_s` in which everything must come right."""
     world = World(
         seed,
-        has_guards=seed >= FIRST_WITH_GUARDS,
-        has_spares=seed >= FIRST_WITH_SPARES,
+        has_guards=seed in WITH_GUARDS,
+        has_spares=seed in WITH_SPARES,
         is_traced=is_traced,
     )
     world.run(bad_s)

@@ -1,125 +1,104 @@
-"""Compare checkpointers on this machine: `python -m tests.bench.ckpt --cache DIR --work DIR`."""
+"""Compare checkpointers on this machine: `python -m tests.bench.ckpt [COMMAND]`.
+
+Without a command: all of them that need minutes only, one after the other.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import sysconfig
-import tempfile
-import venv
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tests.bench.ckpt.contestants import CONTESTANTS, REQUIREMENTS
-from tests.bench.ckpt.tables import markdown
+from tests.bench.ckpt import corruption, kills, own, ranks, s3
+from tests.bench.ckpt.contestants import CONTESTANTS
+from tests.bench.ckpt.runs import python_of, run
+from tests.bench.ckpt.tables import conditions, markdown, ranks_table
 
-ROOT = Path(__file__).parents[3]
+CACHE = Path("~/.cache/ckpt-peers").expanduser()
+HERE = Path(".bench-ckpt")  # on the disk of the working directory; removed at the end
+TIMEOUT_S = 170
 
 
-@click.command()
-@click.option("--cache", type=Path, required=True, help="Keeps the peers' virtual environments.")
-@click.option("--work", type=Path, required=True, help="An empty directory on the disk to measure.")
+@click.group(invoke_without_command=True)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Figures of ckpt and its peers, beside the limits of the same minutes."""
+    if context.invoked_subcommand is None:
+        for name in ("own", "peers", "ranks"):
+            context.invoke(main.commands[name])
+
+
+def shared_options(call: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--cache", type=Path, default=CACHE, help="Keeps the peers' environments."),
+        click.option("--work", type=Path, default=HERE, help="A directory on the disk to measure."),
+        click.option("--saves", default=3, show_default=True, help="Saves after the first."),
+        click.option("--timeout-s", default=TIMEOUT_S, show_default=True, help="Of one peer."),
+    ):
+        call = option(call)
+    return call
+
+
+@main.command()
+@shared_options
+@click.option("--size", default="mid", show_default=True, help="big, mid or small.")
 @click.option("--peers", default=",".join(CONTESTANTS), show_default=True)
-@click.option("--sizes", default="big,small", show_default=True)
-@click.option("--saves", default=3, show_default=True, help="Saves after the first.")
 @click.option("--loops/--no-loops", default=True, help="Measure lost training time as well.")
-@click.option("--timeout-s", default=240, show_default=True, help="Of one peer at one size.")
-@click.option("--json", "output", type=Path, help="Also write the figures here.")
-def main(
-    cache: Path,
-    work: Path,
-    peers: str,
-    sizes: str,
-    saves: int,
-    loops: bool,
-    timeout_s: int,
-    output: Path | None,
-) -> None:
-    """Print a Markdown table of all peers, beside the limits of the same minutes."""
+def peers(cache, work, saves, timeout_s, size, peers, loops) -> None:
+    """One rank: call, staged, durable, load, memory, lost training time (T1 to T5, T8 to T11)."""
     rows, failures = [], []
-    for size in sizes.split(","):
-        for name in peers.split(","):
-            python = python_of(name, cache)
-            if python is None:
-                failures.append((name, size, "could not be installed"))
-                continue
-            words = [name, size, str(work / "run"), str(saves), "loops" if loops else "plain"]
-            row = run_worker(python, words, timeout_s=timeout_s)
-            (rows if isinstance(row, dict) else failures).append(
-                row if isinstance(row, dict) else (name, size, row)
-            )
-            click.echo(f"{name} {size}: {row}", err=True)
-            shutil.rmtree(work / "run", ignore_errors=True)
+    for name in peers.split(","):
+        words = ["tests.bench.ckpt.worker", name, size, str((work / "run").absolute()), str(saves)]
+        row = one([[*words, "loops" if loops else "plain"]], name, cache, work, timeout_s)
+        rows.append(row) if isinstance(row, dict) else failures.append((name, size, row))
     click.echo(markdown(rows, failures))
-    if output:
-        output.write_text(json.dumps({"rows": rows, "failures": failures}, indent=1))
 
 
-def python_of(name: str, cache: Path) -> str | None:
-    """The Python that has the peer; None when it cannot be installed."""
-    if name not in REQUIREMENTS:
-        return sys.executable
-    home = cache / name
-    python = home / "bin" / "python"
-    if not python.exists():
-        venv.create(home, with_pip=True)
-        site = next(home.glob("lib/python*/site-packages"))
-        (site / "zz_parent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        command = [python, "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]]
-        if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-            shutil.rmtree(home)
-            return None
-    return str(python)
+@main.command("ranks")
+@shared_options
+@click.option("--size", default="small", show_default=True, help="big, mid or small.")
+@click.option("--peers", default=",".join(ranks.PEERS), show_default=True)
+def two_ranks(cache, work, saves, timeout_s, size, peers) -> None:
+    """Two ranks, each with half of the state (T6, T7)."""
+    rows, failures = [], []
+    for name in peers.split(","):
+        words = [name, ranks.SIZES_OF_TWO[size], str((work / "run").absolute()), str(saves)]
+        commands = [["tests.bench.ckpt.ranks", *words]] * ranks.RANKS
+        row = one(commands, name, cache, work, timeout_s)
+        rows.append(row) if isinstance(row, dict) else failures.append((name, size, row))
+    click.echo(ranks_table(rows, failures))
 
 
-def run_worker(python: str, words: list[str], *, timeout_s: float) -> dict[str, object] | str:
-    """The worker's figures, or in a few words why there are none."""
-    shutil.rmtree(words[2], ignore_errors=True)
-    Path(words[2]).mkdir(parents=True)
-    runtime = tempfile.mkdtemp(prefix="ckpt-bench-")
-    log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CKPT_RUNTIME_DIR": runtime}
-    worker = subprocess.Popen(
-        [python, "-m", "tests.bench.ckpt.worker", *words],
-        cwd=ROOT,
-        env={**os.environ, **ours},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-    )
-    try:
-        worker.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return f"not done in {timeout_s:g} s"
-    finally:
-        end_all(runtime)
-        worker.wait()
-        shutil.rmtree(runtime, ignore_errors=True)
-    log.seek(0)
-    output = log.read()
-    found = [line for line in output.splitlines() if line.startswith("RESULT ")]
-    if not found:
-        lines = [line for line in output.strip().splitlines() if line.strip()]
-        return f"failed: {lines[-1][:200] if lines else 'no output'}"
-    result: dict[str, object] = json.loads(found[-1].removeprefix("RESULT "))
-    return result
+def one(commands, name: str, cache: Path, work: Path, timeout_s: float):
+    python = python_of(name, cache)
+    if python is None:
+        return "could not be installed"
+    row = run(commands, work / "run", timeout_s=timeout_s, python=python)
+    with contextlib.suppress(OSError):  # what was there before stays
+        work.rmdir()
+    click.echo(f"{name}: {row}", err=True)
+    return row
 
 
-def end_all(runtime: str) -> None:
-    """Peers and daemons leave processes behind: end those with our mark in their environment."""
-    mark = f"CKPT_RUNTIME_DIR={runtime}".encode()
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in environ.read_bytes():
-                os.kill(int(environ.parent.name), signal.SIGKILL)
-        except (OSError, ProcessLookupError):
-            continue
+@main.command("own")
+@shared_options
+@click.option("--only", default=",".join(own.MEASURES), show_default=True)
+def own_figures(cache, work, saves, timeout_s, only) -> None:
+    """What no peer has: reshard, budgets, views, respawn, throttle (T9, T10, T17, T20)."""
+    click.echo(f"{conditions()}\n\n| | target | measured |\n|---|---|---|")
+    for name in only.split(","):
+        words = ["tests.bench.ckpt.own", name, str((work / "run").absolute())]
+        found = one([words], "ours", cache, work, timeout_s)
+        rows = found["rows"] if isinstance(found, dict) else [[name, "", found]]
+        for row in rows:
+            click.echo("| " + " | ".join(row) + " |")
 
+
+for name, command in (("s3", s3.main), ("corruption", corruption.main), ("kills", kills.main)):
+    main.add_command(command, name)
 
 if __name__ == "__main__":
     main()

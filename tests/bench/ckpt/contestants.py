@@ -122,7 +122,8 @@ class DcpSync(Contestant):
         self.dcp = dcp
 
     def save(self) -> None:
-        self.dcp.save(self.state, checkpoint_id=self.place(), no_dist=True)
+        alone = not torch.distributed.is_initialized()
+        self.dcp.save(self.state, checkpoint_id=self.place(), no_dist=alone)
 
     def load(self, into: State) -> None:
         self.dcp.load(into, checkpoint_id=self.place(), no_dist=True)

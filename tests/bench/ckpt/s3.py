@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import itertools
 import json
 import os
 import statistics
@@ -82,18 +83,20 @@ def checkpointer(port: int) -> Client:
 
     options = {"endpoint_url": f"http://127.0.0.1:{port}", **KEYS}
     where = Destination(url="s3://bucket/run", options=options)
+    saving = Checkpointer(where, inline=True, keep_last=1)
+    steps = itertools.count(1)
 
     def state(data: memoryview) -> dict[str, dict[str, torch.Tensor]]:
         tensors = torch.frombuffer(data, dtype=torch.uint8).split(len(data) // 50)
         return {"model": {f"t{i}": t for i, t in enumerate(tensors)}}
 
     def write(data: memoryview) -> None:
-        with Checkpointer(where, inline=True) as checkpoints:
-            checkpoints.save(state(data), step=1).wait_durable()
+        saving.save(state(data), step=next(steps)).wait_durable()
 
     def read(into: memoryview) -> None:
+        saving.close()  # what it holds in memory would be nearer
         with Checkpointer(where, inline=True) as checkpoints:
-            assert checkpoints.restore(state(into)) == 1
+            assert checkpoints.restore(state(into)) == 2
 
     return write, read
 
@@ -207,7 +210,7 @@ def dcp(port: int) -> Client:
 CLIENTS: dict[str, Callable[[int], Client]] = {
     "raw HTTP, 16 connections": raw,
     "ours": ours,
-    "ours, first save and restore": checkpointer,
+    "ours, save and restore": checkpointer,
     "ours through s3fs": ours_by_s3fs,
     "obstore, 16": obstore,
     "boto3, 16": boto3,
@@ -221,6 +224,7 @@ def measure(name: str, port: int, size: int) -> dict[str, float]:
     into = memoryview(bytearray(size))
     write, read = CLIENTS[name](port)
     found: dict[str, float] = {}
+    write(data)  # connections are open then, and memory is there
     for what, call in (("write", lambda: write(data)), ("read", lambda: read(into))):
         cpu, start = time.process_time(), time.perf_counter()
         call()

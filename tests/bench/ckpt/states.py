@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
-SIZES = {"big": (200, 2 << 30), "mid": (50, 1 << 28), "small": (20_000, 20_000 * 4096)}
+SIZES = {
+    "big": (200, 2 << 30),
+    "mid": (50, 1 << 28),
+    "small": (20_000, 20_000 * 4096),
+    "small5k": (10_000, 10_000 * 4096),  # 5,000 on each of two ranks
+}
 
 
 def make_state(size: str, *, seed: int = 0) -> dict[str, torch.Tensor]:

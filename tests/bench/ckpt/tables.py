@@ -60,6 +60,18 @@ def markdown(rows: Sequence[Mapping[str, Any]], failures: Iterable[Sequence[str]
     return "\n".join([*lines, "", NOTE])
 
 
+def ranks_table(rows: Sequence[Mapping[str, Any]], failures: Iterable[Sequence[str]]) -> str:
+    """Two ranks; in brackets the same ratios to the limits as above."""
+    lines = [conditions(), ""]
+    if rows:
+        lines += [f"2 ranks, {rows[0]['bytes'] / 1e9:.2f} GB together. {limits_line(rows)}", ""]
+    lines += ["| | staged | durable |", "|---|---|---|"]
+    for row in rows:
+        staged, durable = (f(row) for name, f in COLUMNS if name in ("staged", "durable"))
+        lines.append(f"| {row['name']} | {staged} | {durable} |")
+    return "\n".join([*lines, "", *(f"- {name}, {size}: {why}" for name, size, why in failures)])
+
+
 def table_line(row: Mapping[str, Any]) -> str:
     wrong = "" if row["loads_same_bits"] else " (loads other bits)"
     return f"| {row['name']}{wrong} | " + " | ".join(f(row) for _, f in COLUMNS) + " |"
