@@ -19,7 +19,7 @@ class Region:
         self.fd = fd
         self.size = size
         self._map = mmap.mmap(fd, size)
-        pinned.advise_huge(self._map)
+        pages.advise_huge(self._map)
         self.view = memoryview(self._map)
 
     @classmethod
@@ -34,8 +34,7 @@ class Region:
         return cls(fd, size)
 
     def prefault(self) -> None:
-        """Have all pages now, huge ones where the system gives them."""
-        pages.advise_huge(self._map)
+        """Have all pages now."""
         pages.touch(self.address, self.size)
 
     @property
