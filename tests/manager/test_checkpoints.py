@@ -14,7 +14,7 @@ from ckpt.tools import verify
 from ftcore.demo.processes import kill_checkpoint_daemon
 from tests.manager.jobs import Job, together
 
-SLOW = {"step_time_s": 0.05}
+SLOW = {"step_time_s": 0.15}  # so that all groups are there long before the end
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_processes_that_are_killed_restart_from_the_memory_of_the_daemon(job, un
 
 
 def test_each_group_writes_its_part_and_nothing_is_written_twice(job):
-    for group in job.start_all("r0", "r1", "r2", width=512):
+    for group in job.start_all("r0", "r1", "r2", width=512, **SLOW):
         group.finish()
     manifest = read_manifest(open_store(str(job.run)), 60)
     logical = sum(p.nbytes for t in manifest.tensors.values() for p in t.pieces)
@@ -125,7 +125,7 @@ def test_each_group_writes_its_part_and_nothing_is_written_twice(job):
 
 
 def test_a_group_that_dies_in_between_is_healed_and_the_others_save_without_it(job, unfailed):
-    r0, r1, r2 = job.start_all("r0", "r1", "r2", step_time_s=0.2)
+    r0, r1, r2 = job.start_all("r0", "r1", "r2", **SLOW)
     together(r0, r1, r2)
     r1.wait("shard", step=12)
     r1.kill()
@@ -140,7 +140,7 @@ def test_a_group_that_dies_in_between_is_healed_and_the_others_save_without_it(j
 
 def test_a_group_that_heals_needs_no_checkpoint(job, other_host, unfailed):
     job.config["options"] = {"checkpoint_every": 60}  # nothing is there to restore until the end
-    r0 = job.start("r0", step_time_s=0.1)
+    r0 = job.start("r0", **SLOW)
     r0.wait("step.committed")
     r1 = job.start("r1", env={"CKPT_RUNTIME_DIR": str(other_host)})
     assert {r0.finish(), r1.finish()} == {unfailed}
