@@ -229,7 +229,7 @@ class Checkpointer:
         started = time.perf_counter()
         if step < 0:
             raise BadSetting(f"step is {step}", remedy="Steps count from 0.")
-        handle = SaveHandle(step, tuple(d.url for d in self.destinations))
+        handle = SaveHandle(step, self.urls)
         if self._when_busy == "skip" and not self._saver.slots.has_free:
             handle.fail(SaveSkipped(f"step {step}: earlier uploads still use all staging slots"))
             return handle
@@ -274,13 +274,20 @@ class Checkpointer:
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Make staging memory ready in the background, so that the first save costs what later
-        ones do. Call it once the optimizer has its state; `restore` does it by itself."""
-        layout = self._planner.capture(state, self.place).layout
-        self._saver.submit_call(lambda: self._saver.prefault(layout))
+        ones do. Call it once the optimizer has its state, on the training thread."""
+        captured = self._planner.capture(state, self.place)
+        layout, is_on_device = captured.layout, any(t.is_cuda for t in captured.tensors)
+        self._saver.rehearse(captured)
+        self._saver.submit_call(lambda: self._saver.prefault(layout, is_on_device=is_on_device))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until every save so far is durable or has failed. Failures are logged."""
         self._saver.drain(timeout_s)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where steps are saved to."""
+        return tuple(d.url for d in self.destinations)
 
     @property
     def lost_s(self) -> float:

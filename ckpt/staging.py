@@ -19,7 +19,7 @@ from ckpt.capture import Captured
 from ckpt.errors import StagingTorn
 from ckpt.plan import LARGE_BYTES, FilePlan, Layout, Member
 from ckpt.region import Region
-from ckpt.staging_cuda import CudaCopier, Snapshot
+from ckpt.staging_cuda import CudaCopier, Moment, Snapshot
 from ftcore.statedict.memory import is_plain_memory
 
 # Work is dealt to two threads in pieces of this size: small enough to end together.
@@ -48,9 +48,15 @@ class Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._open_copies = 0
+        self._waiting = 0
+        self._moments: tuple[Moment, ...] = ()
         self.waited_s = 0.0
-        self._on_wait: list[Callable[[], None]] = []
         self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a step waits right now."""
+        return self._waiting > 0
 
     def enter(self, *, holds: bool = True) -> None:
         """A copy begins. It holds optimizers back unless it reads a snapshot."""
@@ -60,22 +66,28 @@ class Gate:
     def leave(self, *, held: bool = True) -> None:
         with self._changed:
             self._open_copies -= held
+            self._moments = ()
+            self._changed.notify_all()
+
+    def leave_behind(self, moments: Sequence[Moment]) -> None:
+        """All is queued on devices: from here on steps wait there, and not on the host."""
+        with self._changed:
+            self._open_copies -= 1
+            self._moments = tuple(moments)
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Return once nothing is being copied any more."""
-        for before in list(self._on_wait):
-            before()
-        if not self._open_copies:
-            return
-        started = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._open_copies)
-        self.waited_s += time.perf_counter() - started
-
-    def before_wait(self, call: Callable[[], None]) -> None:
-        """Run `call` before each optimizer step, on the thread that steps."""
-        self._on_wait.append(call)
+        """Return once nothing is being copied any more, or will not be when the device gets to
+        what this thread queues next."""
+        if self._open_copies:
+            started = time.perf_counter()
+            with self._changed:
+                self._waiting += 1
+                self._changed.wait_for(lambda: not self._open_copies)
+                self._waiting -= 1
+            self.waited_s += time.perf_counter() - started
+        for moment in self._moments:
+            moment.delay()
 
     def close(self) -> None:
         self._handle.remove()
@@ -119,8 +131,8 @@ class Copier:
     """Copies tensors in host memory with two threads, and has those on devices copied.
     Destination views are made once and kept."""
 
-    def __init__(self) -> None:
-        self.cuda = CudaCopier()
+    def __init__(self, is_awaited: Callable[[], bool]) -> None:
+        self.cuda = CudaCopier(is_awaited)
         self._pool = ThreadPoolExecutor(COPY_THREADS, "ckpt-copy", initializer=_yield_to_training)
         self._bases: dict[int, torch.Tensor] = {}
         self._views: dict[tuple[str, int, int, int], Targets] = {}
@@ -135,15 +147,16 @@ class Copier:
         snapshot: Snapshot | None = None,
         ready: Any = None,
     ) -> None:
-        """Put the members of file `number` into `region` at `offset`. For tensors on a device,
-        from their snapshot, or else once the event `ready` has passed."""
+        """Put the members of file `number` into `region` at `offset`, from the snapshot if that
+        has the file. Else tensors on a device are read once the event `ready` has passed, and have
+        arrived after `cuda.finish()`."""
         file = captured.layout.files[number]
+        if snapshot is not None and number in snapshot.starts:
+            target = self._base(region)[offset : offset + file.size]
+            self.cuda.copy_snapshot(snapshot, number, file, target)
+            return
         sources = captured.sources(number)
         targets = self._targets(file, captured.layout.digest, region, offset)
-        if snapshot is not None:
-            image = self._base(region)[offset : offset + file.size]
-            self.cuda.copy_snapshot(snapshot, number, file, image)
-            return
         on_device = {n for n, source in enumerate(sources) if source.is_cuda}
         if on_device:
             moved = [n for n in on_device if sources[n].numel()]
@@ -155,9 +168,9 @@ class Copier:
                 start = offset + file.members[n].offset
                 units += _units(sources[n], targets.views[n], region, start)
         for batch in targets.small:
-            here = [n for n in batch if n not in on_device]
-            views = [targets.views[n] for n in here]
-            units.append(partial(_copy_many, views, [sources[n] for n in here]))
+            if here := [n for n in batch if n not in on_device]:
+                views = [targets.views[n] for n in here]
+                units.append(partial(_copy_many, views, [sources[n] for n in here]))
         for done in [self._pool.submit(unit) for unit in units]:
             done.result()
 

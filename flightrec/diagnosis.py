@@ -118,12 +118,34 @@ def _unless_living_explain(
     absent = _merely_absent(suspects, evidence)
     if not absent or len(absent) < len(suspects):
         return suspects
-    excused = [s.rank for s in absent]
+    excused = {s.rank for s in absent}
     waits = who_waits(case.records, case.lanes, parted, excused=excused)
     living, _ = root_suspects(case, waits, parted, evidence)
     # With a member gone a call may look completed on some: that tells nothing of devices.
     sure = {Kind.DIED: 2.0, Kind.DEVICE_STALL: 0.85}
+    if not living:
+        waits = _without_dead_ends(case, waits, excused)
+        living, _ = root_suspects(case, waits, parted, evidence)
+        sure[Kind.DEVICE_STALL] = 2.0
     return suspects + [s for s in living if s.confidence >= sure.get(s.kind, SURE)]
+
+
+def _without_dead_ends(case: Case, waits: Waits, excused: set[int]) -> Waits:
+    """Whoever waits for nothing but excused ranks, or for those who do, waits for what they wait
+    for: of that nothing is known, so these ranks are left out."""
+    blocked, lacks = dict(waits.blocked), dict(waits.lacks)
+    while ends := {
+        rank
+        for rank, call in blocked.items()
+        if not lacks[waits.key(rank)]
+        and excused.intersection(case.records.groups[call.group].ranks)
+    }:
+        blocked = {rank: call for rank, call in blocked.items() if rank not in ends}
+        lacks = {
+            key: tuple(lack for lack in found if lack.rank not in ends)
+            for key, found in lacks.items()
+        }
+    return replace(waits, blocked=blocked, lacks=lacks)
 
 
 def _merely_absent(suspects: Sequence[Suspect], evidence: Evidence) -> list[Suspect]:
@@ -167,10 +189,17 @@ def _ranked(suspects: Iterable[Suspect], waits: Waits) -> list[Suspect]:
     best: dict[int, Suspect] = {}
     for suspect in suspects:
         known = best.get(suspect.rank)
-        if known is None or suspect.confidence > known.confidence:
+        if known is None or _comes_before(suspect, known):
             best[suspect.rank] = suspect
     reached = {rank: _reach(rank, waits) for rank in best}
     return sorted(best.values(), key=lambda s: (-s.confidence, -reached[s.rank], s.rank))
+
+
+def _comes_before(one: Suspect, other: Suspect) -> bool:
+    """In one group the earlier call is the cause, between groups the surer suspicion."""
+    if one.group == other.group and one.seq != other.seq and None not in (one.seq, other.seq):
+        return (one.seq or 0) < (other.seq or 0)
+    return one.confidence > other.confidence
 
 
 def _reach(rank: int, waits: Waits) -> int:

@@ -64,7 +64,8 @@ class _Packer:
             return {"source": where, "bad": str(dump), "remedy": dump.remedy}
         return {
             "source": where,
-            "about": [dump.version, dump.library, dump.rank_hint, dump.first_record_id, dump.host],
+            "about": [dump.version, dump.library, dump.rank, dump.rank_hint, dump.first_record_id],
+            "host": dump.host,
             "problems": list(dump.problems),
             "groups": [astuple(group) for group in dump.groups],
             "calls": [self._in("calls", astuple(call)) for call in dump.calls],
@@ -153,10 +154,11 @@ class _Unpacker:
         source = Source(*row["source"])
         if "bad" in row:
             return source, BadDump(row["bad"], remedy=row["remedy"])
-        version, library, rank_hint, first_record_id, host = row["about"]
+        version, library, rank, rank_hint, first_record_id = row["about"]
         dump = Dump(
             version=version,
             library=library,
+            rank=rank,
             rank_hint=rank_hint,
             groups=tuple(_group(group) for group in row["groups"]),
             calls=tuple(self._calls[i] for i in row["calls"]),
@@ -164,7 +166,7 @@ class _Unpacker:
             columns=self._columns_of(row),
             first_record_id=first_record_id,
             problems=tuple(row["problems"]),
-            host=host,
+            host=row["host"],
         )
         return source, dump
 

@@ -37,7 +37,8 @@ class Dump:
 
     version: str
     library: str
-    rank_hint: int | None  # the rank, when the content tells
+    rank: int | None  # when the file says it
+    rank_hint: int | None  # what its sends and receives in the default group show
     groups: tuple[LocalGroup, ...]
     calls: tuple[Call, ...]
     sites: tuple[Site, ...]
@@ -108,12 +109,13 @@ def _finish(top: Mapping[str, object], reducer: Reducer, problems: list[str]) ->
         problems.append(f"{reducer.bad} entries made no sense and were left out")
     calls = tuple(reducer.calls)
     library = next((call.library for call in calls if call.library), "")
-    hint = top.get("rank", top.get("global_rank"))
+    rank = top.get("rank", top.get("global_rank"))
     live = _live_groups(top)
     return Dump(
         version=text(top.get("version")),
         library=library,
-        rank_hint=hint if isinstance(hint, int) else _rank_from_p2p(reducer),
+        rank=rank if isinstance(rank, int) else None,
+        rank_hint=_rank_from_p2p(reducer),
         groups=_groups(top, reducer, live),
         calls=calls,
         sites=tuple(reducer.sites),
@@ -170,12 +172,14 @@ def _kept_if_any(durations: array[float]) -> array[float]:
 
 
 def _rank_from_p2p(reducer: Reducer) -> int | None:
-    """The own end of a send or recv in the default group: "send 0->1" was written by rank 0."""
-    for key in reducer.groups:
-        if key[-1] == "default_pg":
-            own = {call.own for call in reducer.calls if call.own is not None}
-            return own.pop() if len(reducer.groups) == 1 and len(own) == 1 else None
-    return None
+    """The own end of sends and receives in the default group: "send 0->1" was written by rank 0."""
+    ends = {i: call.own for i, call in enumerate(reducer.calls) if call.own is not None}
+    default = {i for i, key in enumerate(reducer.groups) if key[-1] == "default_pg"}
+    if not ends or not default:
+        return None
+    used = set(zip(reducer.group, reducer.call, strict=True))
+    own = {ends[call] for group, call in used if group in default and call in ends}
+    return own.pop() if len(own) == 1 else None
 
 
 def _groups(

@@ -131,7 +131,9 @@ def _one_for_each_rank(
         if isinstance(dump, BadDump):
             problems.append(Problem(source=str(source), what=str(dump), remedy=dump.remedy))
             continue
-        rank = source.rank if source.rank is not None else dump.rank_hint
+        rank = _rank_of(source, dump)
+        if dump.rank is None and rank is not None and source.rank not in (None, rank):
+            problems.append(_misnamed(source, rank))
         if rank is None:
             problems.append(_rankless(source))
             continue
@@ -149,6 +151,21 @@ def _ends_at(item: tuple[Source, Dump]) -> tuple[int, int, Source]:
     created = item[1].columns.created_ns
     with_stacks = sum(1 for site in item[1].sites if site)
     return (created[-1] if created else 0, with_stacks, item[0])
+
+
+def _rank_of(source: Source, dump: Dump) -> int | None:
+    """What the file says, then its name, unless its own sends and receives contradict the name."""
+    named, shown = source.rank, dump.rank_hint
+    if dump.rank is not None or named is None or shown is None:
+        return dump.rank if dump.rank is not None else shown if named is None else named
+    members = next((g.ranks for g in dump.groups if g.desc == "default_pg" and g.ranks), ())
+    fits = not members or named % len(members) == shown  # torchft counts from 0 in each group
+    return named if fits else shown
+
+
+def _misnamed(source: Source, rank: int) -> Problem:
+    what = f"the name says rank {source.rank}, but its sends and receives are those of rank {rank}"
+    return Problem(source=str(source), what=what)
 
 
 def _rankless(source: Source) -> Problem:

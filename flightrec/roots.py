@@ -154,7 +154,7 @@ def _idle_root(
     if demand.why is Why.NOT_POSTED:
         return _no_partner(case, waits, rank, demand)
     group = demand.call.group
-    seq = case.issued(group, rank) + 1
+    seq = max(case.issued(group, rank) + 1, min(case.first_shown(group), demand.call.seq))
     call, site = case.call_at(group, seq)
     kind, confidence = Kind.NEVER_ISSUED, 0.9
     if demand.why is Why.NOT_JOINED or _first_ever(case, group, seq):
@@ -224,6 +224,8 @@ def _no_partner(case: Case, waits: Waits, rank: int, demand: Demand) -> Suspect:
         f"which called {len(channel.receives)} receives: a {other} is missing"
     ]
     kind = Kind.P2P_NO_PARTNER if blamed == rank else Kind.EXTRA_CALL
+    own = channel.sends if channel.lacking < 0 else channel.receives
+    call = own[-1].call if blamed == rank and own else demand.call.call
     if blamed != rank:
         because.append("the other channels of the group have as many calls as the other end")
     elif odd is None and rank not in waits.blocked:
@@ -234,7 +236,7 @@ def _no_partner(case: Case, waits: Waits, rank: int, demand: Demand) -> Suspect:
         kind=kind,
         group=demand.call.group,
         seq=odd.p2p_seq if odd else min(len(channel.sends), len(channel.receives)) + 1,
-        call=odd.call if odd else demand.call.call,
+        call=odd.call if odd else call,
         site=odd.site if odd else _last_site(case, blamed),
         confidence=0.85,
         because=tuple(because),
@@ -305,6 +307,10 @@ def _dead(
             because.append(f"its process ended: {_told_exit(exits[rank])}")
         if rank in lost:
             because.append("NCCL's RAS service cannot reach it")
+        base = 0.85 if len(named) < 3 else 0.7
+        if _has_ended(case, demand) and len(because) == 1:
+            base = 0.6
+            because[0] = "it left no dump; the others' calls ended, or failed: gloo does not tell"
         suspects.append(
             Suspect(
                 rank=rank,
@@ -313,7 +319,7 @@ def _dead(
                 seq=demand.call.seq,
                 call=demand.call.call,
                 site=demand.call.site,
-                confidence=min(0.98, (0.85 if len(named) < 3 else 0.7) + 0.08 * (len(because) - 1)),
+                confidence=min(0.98, base + 0.08 * (len(because) - 1)),
                 because=tuple(because),
                 explains=len(by_blocker[rank]),
             )
@@ -325,6 +331,13 @@ def _dead(
         f"ranks {shown(unnamed)} left no dump and others wait for them; at least one of them died"
     )
     return suspects, [Finding(code="several_missing", text=text, ranks=tuple(unnamed))]
+
+
+def _has_ended(case: Case, demand: Demand) -> bool:
+    """Where "retired" may mean failed, a call that ended tells little of a member that is gone."""
+    lane = case.lane(demand.call.group, demand.waiter)
+    at = lane.position(demand.call.seq) if lane else None
+    return bool(lane and at is not None and at < lane.first_open)
 
 
 def _told_exit(exit_: object) -> str:

@@ -162,7 +162,8 @@ class _Graph:
         if lane.frontier is not None or record.library not in RETIRED_MEANS_ENDED:
             return lane.open_seq
         doubtful = [seq for seq in (floor + 1, self.parted.get(group)) if seq is not None]
-        if any(rank not in self.records.ranks for rank in self.records.groups[group].ranks):
+        known = self.excused | set(self.records.ranks)
+        if any(rank not in known for rank in self.records.groups[group].ranks):
             doubtful.append(lane.issued)
         return min((seq for seq in doubtful if 0 < seq <= lane.issued), default=None)
 

@@ -86,6 +86,7 @@ def _encoded(result: Dump | BadDump) -> Any:
     return (
         result.version,
         result.library,
+        result.rank,
         result.rank_hint,
         [astuple(group) for group in result.groups],
         [astuple(call) for call in result.calls],
@@ -102,13 +103,14 @@ def _decoded(body: object) -> Dump | BadDump:
     if isinstance(body, str):
         return BadDump(body)
     assert isinstance(body, tuple)
-    version, library, rank_hint, groups, calls, frames, lengths, columns, *rest = body
+    version, library, rank, rank_hint, groups, calls, frames, lengths, columns, *rest = body
     first, problems, host = rest
     every_frame = iter([Frame(name=n, filename=f, line=line) for n, f, line in frames])
     arrays = [array(typecode, raw) for typecode, raw in columns]
     return Dump(
         version=version,
         library=library,
+        rank=rank,
         rank_hint=rank_hint,
         groups=tuple(map(_local_group, groups)),
         calls=tuple(_call(row) for row in calls),

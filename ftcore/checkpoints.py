@@ -37,6 +37,8 @@ class Handle(Protocol):
 class Checkpointer(Protocol):
     """What a manager needs of one."""
 
+    @property
+    def urls(self) -> tuple[str, ...]: ...
     def sit(self, seat: str, *, rank: int, ranks: int, store: Any = None) -> None: ...
     def join(self, session: str, *, group: int, groups: int, gone: Iterable[int] = ()) -> None: ...
     def restore(self, state: Mapping[str, Any]) -> int | None: ...
@@ -59,6 +61,9 @@ class JobCheckpoints:
         self._quorum: Quorum | None = None
         self._latest: Handle | None = None
         self._saved = -1
+
+    def __str__(self) -> str:
+        return f"every {self._every} to {' '.join(self._checkpointer.urls)}"
 
     def begin(self, store: dist.Store | None) -> None:
         """Restore the newest complete step, if there is one. `store` is that of the ranks."""

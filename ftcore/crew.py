@@ -12,6 +12,7 @@ from ftcore.names import crew_name
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.store import connect_store
+from ftcore.settings import Place
 from ftcore.wire.messages import Quorum
 
 _TRY_S = 1.0
@@ -21,11 +22,11 @@ class Crew:
     """Holds the group and knows for which quorum it is. `abort` may come from any thread, also
     before the quorum that it speaks of is built: it is remembered."""
 
-    def __init__(self, group: Group, *, job: str, replica_id: str, rank: int, timeout_s: float):
+    def __init__(self, group: Group, *, place: Place, timeout_s: float):
         self.group = group
         self.quorum: Quorum | None = None
         self.built_s = 0.0
-        self._job, self._replica_id, self._rank = job, replica_id, rank
+        self._job, self._replica_id, self._rank = place.job, place.replica_id, place.rank
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
         self._building_id = 0

@@ -108,22 +108,23 @@ class Link:
         until: int,
         group_s: float = 0.0,
         heal_s: float = 0.0,
+        held_s: float = 0.0,
         is_torn: bool = False,
         must_stop: bool = False,
         must_recompute: bool = False,
         slowness: float = 0.0,
     ) -> Verdict:
-        """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`: how long
-        this rank took to build the process group and to heal. `is_torn`: its state has to be
-        healed. `must_stop`: its group cannot go on. `must_recompute`: what its group has computed
-        for this step is not to be trusted.
+        """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`, `held_s`:
+        how long this rank took to build the process group and to heal, and how long the heals of
+        others held it. `is_torn`: its state has to be healed. `must_stop`: its group cannot go on.
+        `must_recompute`: what its group has computed for this step is not to be trusted.
 
         A rank that is its whole group knows what a yes will lead to. While it may run on, it does
         not wait for the answer, but for that to the vote before.
         """
         vote = pb.Vote(step=grant.step, is_ok=is_ok, reason=reason[:4000], until=until)
-        vote.group_s, vote.heal_s, vote.slowness = group_s, heal_s, slowness
-        vote.is_torn, vote.must_stop = is_torn, must_stop
+        vote.group_s, vote.heal_s, vote.held_s = group_s, heal_s, held_s
+        vote.is_torn, vote.must_stop, vote.slowness = is_torn, must_stop, slowness
         vote.must_recompute = must_recompute
         self._send(pb.FromRank(vote=vote))
         self._unanswered += 1
@@ -149,6 +150,10 @@ class Link:
     def _decision(self) -> pb.Decision:
         self._unanswered -= 1
         return self._receive(self._asks).decision
+
+    def heal_progress(self, bytes_done: int, bytes_total: int) -> None:
+        progress = pb.HealProgress(bytes_done=bytes_done, bytes_total=bytes_total)
+        self._send(pb.FromRank(heal_progress=progress))
 
     def healed(self, lineage: int) -> None:
         self._send(pb.FromRank(healed=pb.Healed(lineage=lineage)))

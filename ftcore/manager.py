@@ -67,6 +67,7 @@ class Manager:
     checkpoints: a ckpt.Checkpointer. Every `checkpoint_every` committed steps, and after the last,
         the groups save their state together; a job that begins, or begins again after all its
         groups were lost, goes on from the newest complete step. Closed with the manager.
+    heal_bandwidth_max: bytes a second that this rank gives to those who heal, all together.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
         A rank that still waits in a collective of its own so long after its group was lost is
         ended, with its stacks on stderr.
@@ -100,6 +101,7 @@ class Manager:
         collective_timeout_s: float = 60.0,
         hang_after_s: float | None = None,
         heal_timeout_s: float = 600.0,
+        heal_bandwidth_max: float | None = None,
         failed_steps_max: int = 10,
         guards: Guards | None = None,
         checkpoints: Checkpointer | None = None,
@@ -117,7 +119,11 @@ class Manager:
         self.until = 0
         self.group = group if group is not None else GlooGroup(interface=self.place.host)
         self.state = LiveState(
-            model, optimizer, host=self.place.host, heal_timeout_s=heal_timeout_s
+            model,
+            optimizer,
+            host=self.place.host,
+            heal_timeout_s=heal_timeout_s,
+            bandwidth_max=heal_bandwidth_max,
         )
         if data is not None:
             self.state.register("data", data.state_dict, data.load_state_dict)
@@ -126,13 +132,7 @@ class Manager:
         self.gradients.attach(self.state)
         self.watch = Watch(guards or NO_GUARDS, self.group, next(model.parameters()).device)
         self.state.register("guards", self.watch.get_state, self.watch.set_state)
-        self.crew = Crew(
-            self.group,
-            job=self.place.job,
-            replica_id=self.place.replica_id,
-            rank=self.place.rank,
-            timeout_s=collective_timeout_s,
-        )
+        self.crew = Crew(self.group, place=self.place, timeout_s=collective_timeout_s)
         self.checkpoints: JobCheckpoints | None = None
         if checkpoints is not None:
             self.checkpoints = JobCheckpoints(
@@ -241,8 +241,9 @@ class Manager:
                 return str(error)
             if grant.must_heal:
                 self.gradients.forget()
-                step.times.heal_s = self.state.heal(grant, self.crew)
-                self._attached().healed(self.state.lineage)
+                link = self._attached()
+                step.times.heal_s = self.state.heal(grant, self.crew, tell=link.heal_progress)
+                link.healed(self.state.lineage)
             elif grant.quorum.healing and grant.step == grant.quorum.from_step:
                 step.times.export_s = self.state.offer(grant, self.crew)
         except (GroupError, HealFailed, OfferRefused, dist.DistError) as error:
@@ -283,6 +284,7 @@ class Manager:
     def settle(self, step: Step, reason: str) -> None:
         """Vote. If the step is not committed, wait until it may be repeated."""
         link = self._attached()
+        step.times.held_s = self.state.held_s(step.times) if not reason else 0.0
         began = time.perf_counter()
         verdict = link.vote(
             step.grant,
@@ -291,6 +293,7 @@ class Manager:
             until=self.until,
             group_s=step.times.group_s,
             heal_s=step.times.heal_s if step.grant.must_heal else 0.0,
+            held_s=step.times.held_s,
             **self.watch.consequences(step.objection, self.place.replica_id),
         )
         step.timed("vote_s", began)
@@ -372,6 +375,7 @@ class Manager:
             "seed": str(self.seed),
             "guards": str(self.watch.guards),
             "ranks per group": str(self.place.ranks),
+            "checkpoints": str(self.checkpoints or "none"),
             "state layout": self.state.layout_hash,
         }
 

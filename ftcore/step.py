@@ -45,6 +45,7 @@ class Times:
     export_s: float = 0.0
     reduce_s: float = 0.0
     vote_s: float = 0.0
+    held_s: float = 0.0  # by the heals of others
 
 
 @dataclass(slots=True)

@@ -136,6 +136,8 @@ def _job_lines(name: str, state: Mapping[str, Any]) -> list[str]:
     width = max((len(g) for g in state["groups"]), default=0)
     for group, facts in state["groups"].items():
         cut = "" if facts["is_connected"] else ", stream closed"
+        if facts.get("heal"):
+            cut += f", {facts['heal']['says']}"
         if (slowness := facts["slowness"]) >= SLOWNESS_SHOWN:
             cut += f", {slowness:.1f} times slower than the others"
         lines.append(

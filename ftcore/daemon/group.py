@@ -103,6 +103,8 @@ class Group:
                 self._on_ready(rank, message.ready)
             case "vote":
                 self._on_vote(rank, message.vote)
+            case "heal_progress":
+                self._on_heal_progress(rank, message.heal_progress)
             case "healed":
                 self._on_healed(rank, message.healed)
             case "leave":
@@ -171,7 +173,7 @@ class Group:
         core = self._running_core()
         self._set_until(vote.until)
         if core.running is not None:
-            core.timed(group_s=vote.group_s, heal_s=vote.heal_s)
+            core.timed(group_s=vote.group_s, heal_s=vote.heal_s, held_s=vote.held_s)
         core.slowness = vote.slowness or core.slowness
         if vote.is_torn:
             core.state_torn()
@@ -223,6 +225,11 @@ class Group:
                 "Look at the first reason in the log. Raise failed_steps_max if the cause can "
                 "pass by itself.",
             )
+
+    def _on_heal_progress(self, rank: int, progress: pb.HealProgress) -> None:
+        """It travels with the next heartbeat."""
+        done, total = progress.bytes_done, progress.bytes_total
+        self._running_core().heal_goes_on(rank, bytes_done=done, bytes_total=total)
 
     def _on_healed(self, rank: int, healed: pb.Healed) -> None:
         if self._healed.say(rank):

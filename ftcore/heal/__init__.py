@@ -15,6 +15,7 @@ _HOMES = {
     "HealServer": "server",
     "Offer": "server",
     "OfferRefused": "errors",
+    "Partial": "partial",
     "SourceLost": "errors",
     "SourceReport": "client",
     "heal": "client",
@@ -23,6 +24,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from ftcore.heal.client import HealProgress, HealReport, SourceReport, heal
     from ftcore.heal.errors import HealFailed, OfferRefused, SourceLost
+    from ftcore.heal.partial import Partial
     from ftcore.heal.server import HealServer, Offer
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "HealServer",
     "Offer",
     "OfferRefused",
+    "Partial",
     "SourceLost",
     "SourceReport",
     "heal",

@@ -41,6 +41,7 @@ class Offer:
     step: int
     quorum_id: int
     layout_hash: int
+    state_id: str = ""  # equal for all states that are equal; "" when nothing is known
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,6 +50,7 @@ class Offer:
     def from_json(message: Mapping[str, Any]) -> Offer:
         """The inverse of `to_json`; any other message raises FrameInvalid."""
         kinds = {"address": str, "token": str, "step": int, "quorum_id": int, "layout_hash": int}
+        kinds["state_id"] = str
         if any(type(message.get(key)) is not kind for key, kind in kinds.items()):
             raise FrameInvalid(f"this is not an offer of a heal source: {message!r:.100}")
         return Offer(**{key: message[key] for key in kinds})
@@ -100,9 +102,12 @@ class HealServer:
 
     # The training thread.
 
-    def publish(self, state: object, *, step: int, quorum_id: int, readers: int = 1) -> Offer:
+    def publish(
+        self, state: object, *, step: int, quorum_id: int, readers: int = 1, state_id: str = ""
+    ) -> Offer:
         """Offer `state` as it is now to `readers` joiners; the offer before is over.
 
+        Sources that give the same `state_id` hold the same parameters and optimizer state.
         Copies what may change before the next optimizer step and nothing else. Call `gate` before
         that step, and `retire` when the quorum says that the heal is over.
         """
@@ -134,6 +139,7 @@ class HealServer:
             step=step,
             quorum_id=quorum_id,
             layout_hash=flat.layout.hash,
+            state_id=state_id,
         )
 
     def prefault(self, state: object) -> None:

@@ -73,6 +73,7 @@ class OuterSteps:
     def run(self, step: Step, owner_of: Sequence[int]) -> Iterator[Shard]:
         """Hand out the inner steps not yet done; start the reduction `delay` steps before the end.
         A group that heals in this step brings nothing, so it does none: nobody waits for it."""
+        self._running = None  # a sum that the vote refused is added up again, by all
         self._fragment = self.schedule.fragment_of(step.index)
         if self._group.rank() not in _givers(step):
             return

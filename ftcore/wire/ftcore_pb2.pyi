@@ -42,7 +42,7 @@ class Quorum(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "slowness")
+    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "held_s", "heal_bytes_done", "heal_bytes_total", "slowness")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,9 @@ class Report(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    HEAL_BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    HEAL_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     quorum_id: int
@@ -70,8 +73,11 @@ class Report(_message.Message):
     reason: str
     group_s: float
     heal_s: float
+    held_s: float
+    heal_bytes_done: int
+    heal_bytes_total: int
     slowness: float
-    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., slowness: _Optional[float] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., held_s: _Optional[float] = ..., heal_bytes_done: _Optional[int] = ..., heal_bytes_total: _Optional[int] = ..., slowness: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "member", "report", "settings", "standing")
@@ -208,7 +214,7 @@ class Ready(_message.Message):
     def __init__(self, until: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "must_stop", "slowness", "must_recompute")
+    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "held_s", "must_stop", "slowness", "must_recompute")
     STEP_FIELD_NUMBER: _ClassVar[int]
     IS_OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +222,7 @@ class Vote(_message.Message):
     IS_TORN_FIELD_NUMBER: _ClassVar[int]
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
     MUST_STOP_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
@@ -226,10 +233,19 @@ class Vote(_message.Message):
     is_torn: bool
     group_s: float
     heal_s: float
+    held_s: float
     must_stop: bool
     slowness: float
     must_recompute: bool
-    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., must_stop: bool = ..., slowness: _Optional[float] = ..., must_recompute: bool = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., held_s: _Optional[float] = ..., must_stop: bool = ..., slowness: _Optional[float] = ..., must_recompute: bool = ...) -> None: ...
+
+class HealProgress(_message.Message):
+    __slots__ = ("bytes_done", "bytes_total")
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    bytes_done: int
+    bytes_total: int
+    def __init__(self, bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class Healed(_message.Message):
     __slots__ = ("lineage",)
@@ -250,20 +266,22 @@ class Bye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class FromRank(_message.Message):
-    __slots__ = ("hello", "ready", "vote", "healed", "leave", "bye")
+    __slots__ = ("hello", "ready", "vote", "healed", "leave", "bye", "heal_progress")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
     HEALED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    HEAL_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     hello: RankHello
     ready: Ready
     vote: Vote
     healed: Healed
     leave: Leave
     bye: Bye
-    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., healed: _Optional[_Union[Healed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    heal_progress: HealProgress
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., healed: _Optional[_Union[Healed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., heal_progress: _Optional[_Union[HealProgress, _Mapping]] = ...) -> None: ...
 
 class Go(_message.Message):
     __slots__ = ("step", "quorum", "must_heal", "may_run")

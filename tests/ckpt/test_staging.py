@@ -36,7 +36,7 @@ def test_each_view_shows_the_bytes_of_its_member():
 
 
 def test_views_are_made_once_for_a_layout_and_forgotten_with_the_memory():
-    layout, copier = layout_of(5), Copier()
+    layout, copier = layout_of(5), Copier(lambda: False)
     with Region.create(layout.pool_bytes) as region:
         copier.make_views(layout, region)
         (made,) = copier._views.values()

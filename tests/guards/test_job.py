@@ -43,6 +43,14 @@ def test_a_flipped_bit_is_named_and_healed_before_it_reaches_any_weight(tmp_path
             ]
 
 
+@pytest.mark.parametrize("mode", ["fast", "elastic"])
+def test_a_flipped_bit_is_healed_in_every_mode(tmp_path, mode):
+    with Job(tmp_path, replicas_min=3, mode=mode, **guarded(digest_every_steps=1)) as job:
+        groups = start(job, flip_after=[20])
+        assert len({group.finish() for group in groups}) == 1
+        assert all(refusals(group) == [(21, "digest_differs", ["r1"])] for group in groups)
+
+
 def test_a_group_whose_bits_flip_again_is_stopped_and_its_next_life_heals(tmp_path, unfailed):
     with Job(tmp_path, replicas_min=2, step_time_s=0.02, **guarded(digest_every_steps=1)) as job:
         r0, r1, r2 = start(job, flip_after=[20, 30])

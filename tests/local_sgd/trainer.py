@@ -37,6 +37,7 @@ def train(config, events, gates):
         model,
         optimizer,
         gradients=DiLoCo(**config["outer"]),
+        guards=config.get("guards"),
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
     ) as manager:
@@ -54,6 +55,8 @@ def train(config, events, gates):
                 optimizer.step()
                 inner.log(loss)
                 time.sleep(config.get("inner_time_s", 0.0))
+            if step.index == config.get("flip_after"):
+                outer.fragments[0].outer.view(torch.int32)[0] ^= 1
             shas = [sha256([f.outer]) for f in outer.fragments]
             events.say("outer", step=step.index, shas=shas, loss=step.loss, members=step.members)
         events.say("finished", sha=sha256([f.outer for f in outer.fragments]))

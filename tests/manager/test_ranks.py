@@ -21,9 +21,9 @@ HANG_S = 100.0
 class Torchrun:
     """One replica group. When a rank dies, torchrun restarts its ranks, or ends when it may not."""
 
-    def __init__(self, name, lighthouse, *, inner="ddp", restarts=0):
+    def __init__(self, name, lighthouse, *, gate, inner="ddp", restarts=0):
         env = {**os.environ, "FTCORE_LIGHTHOUSE": lighthouse, "FTCORE_REPLICA_ID": name}
-        env["INNER"] = inner
+        env |= {"INNER": inner, "GATE": str(gate)}
         env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         # without this gloo's own set-up hangs or fails at most restarts in place, torch 2.13
         env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -54,9 +54,14 @@ class Torchrun:
 @contextmanager
 def two_groups(folder, *, replicas_min=1, **options):
     with Lighthouse(folder, replicas_min=replicas_min, log_level="ERROR") as lighthouse:
-        groups = [Torchrun(name, lighthouse.address, **options) for name in ("r0", "r1")]
+
+        def start(name):
+            groups.append(Torchrun(name, lighthouse.address, gate=folder / "gate", **options))
+            return groups[-1]
+
+        groups = []
         try:
-            yield lighthouse, groups
+            yield start, start("r0"), start("r1")
         finally:
             for group in groups:
                 group.process.kill()
@@ -64,8 +69,14 @@ def two_groups(folder, *, replicas_min=1, **options):
 
 def unfailed(folder, *, inner="ddp"):
     """The weights of all ranks of a run of two groups in which nothing fails."""
-    with two_groups(folder, replicas_min=2, inner=inner) as (_, groups):
+    with two_groups(folder, replicas_min=2, inner=inner) as (_, *groups):
+        go_on(folder)
         return set.union(*(group.shas() for group in groups))
+
+
+def go_on(folder):
+    """Whoever holds in the middle of the run goes on."""
+    (folder / "gate").touch()
 
 
 def kill_a_rank(group):
@@ -75,16 +86,20 @@ def kill_a_rank(group):
 
 @pytest.mark.parametrize("inner", ["ddp", "fsdp2", "tp", "pp"])
 def test_a_rank_is_killed_its_group_started_anew_and_the_bits_are_the_same(tmp_path, inner):
-    with two_groups(tmp_path, inner=inner) as (lighthouse, groups):
-        kill_a_rank(groups[1])
-        assert groups[1].process.wait(HANG_S) != 0
-        again = Torchrun("r1", lighthouse.address, inner=inner)
-        found = groups[0].shas() | again.shas()
+    with two_groups(tmp_path, inner=inner) as (start, r0, r1):
+        kill_a_rank(r1)
+        assert r1.process.wait(HANG_S) != 0
+        again = start("r1")
+        again.wait(lambda line: line[0] == "ATTACHED")
+        go_on(tmp_path)
+        found = r0.shas() | again.shas()
     assert found == unfailed(tmp_path, inner=inner)
     assert len(found) == (2 if inner == "pp" else 1)  # a rank of a pipeline has its own part
 
 
 def test_a_rank_is_killed_torchrun_restarts_its_group_and_the_bits_are_the_same(tmp_path):
-    with two_groups(tmp_path, restarts=1) as (_, groups):
-        kill_a_rank(groups[1])
-        assert groups[0].shas() | groups[1].shas() == unfailed(tmp_path)
+    with two_groups(tmp_path, restarts=1) as (_, r0, r1):
+        kill_a_rank(r1)
+        r1.wait(lambda line: line == ["ATTACHED", "1"])
+        go_on(tmp_path)
+        assert r0.shas() | r1.shas() == unfailed(tmp_path)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import ftcore
-from ftcore import Manager
+from ckpt import Checkpointer
+from ftcore import ElasticSampler, Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.worker import sha256
 
@@ -23,9 +24,9 @@ def main(pipe, config):
     ftcore.manager.__version__ = config.get("version", ftcore.__version__)
     torch.manual_seed(config.get("model_seed", 7))
     events = Events(pipe)
-    log = logging.getLogger("ftcore")
-    log.setLevel(logging.DEBUG)
-    log.addHandler(events)
+    for name, level in (("ftcore", logging.DEBUG), ("ckpt", logging.INFO)):
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).addHandler(events)
     try:
         events.say("finished", sha=train(config, events))
     except FtError as error:
@@ -42,6 +43,10 @@ def train(config, events):
     if config.get("mode") == "elastic":
         return train_as_it_was(model, optimizer, config, events)
     options = dict(config.get("options", {}))
+    if where := config.get("checkpoints"):
+        options["checkpoints"] = Checkpointer(where, **config.get("checkpointer", {}))
+    if size := config.get("data"):
+        options["data"] = ElasticSampler(size, shards=config["shards"], per_shard=2, seed=3)
     if reason := options.pop("guard", ""):
         options["guard"] = lambda step: reason
     with Manager(
@@ -56,11 +61,12 @@ def train(config, events):
         if trap := config.get("trap"):
             set_trap(manager, events, config["armed"], *trap)
         drain_after = config.get("drain_after")
+        told = notices()
         for count, step in enumerate(manager.steps(config["steps"])):
             if count == drain_after:
                 manager.drain("preempted")
             for shard in step:
-                events.say("shard", step=shard.step, shard=shard.index)
+                events.say("shard", step=shard.step, shard=shard.index, samples=shard.samples)
                 inputs = torch.randn(4, 8)  # what this shard's seed gives
                 loss = F.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
                 loss = loss * wrong_factor(config, step)
@@ -75,6 +81,9 @@ def train(config, events):
             if step.index in config.get("flip_after", ()):
                 model[0].weight.data.view(torch.int32)[0, 0] ^= 1
             time.sleep(config.get("step_time_s", 0.0))
+            if told:
+                manager.checkpoints.save_within(20.0)
+                manager.drain(told.pop())
         events.say("ended_loop", committed=manager.state.committed, why=manager.drained_because)
     return sha256(model.parameters())
 
@@ -111,6 +120,13 @@ def wait_for_a_batch_that_never_comes():
     threading.Event().wait()
 
 
+def notices():
+    """Filled when SIGTERM comes."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append("SIGTERM"))
+    return told
+
+
 def train_as_it_was(model, optimizer, config, events):
     """The plain loop, with nothing but its optimizer wrapped."""
     optimizer = ftcore.wrap(
@@ -119,13 +135,17 @@ def train_as_it_was(model, optimizer, config, events):
         steps=config["steps"],
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
+        **config.get("options", {}),
     )
     while not optimizer.is_done:
         optimizer.zero_grad()
         events.say("shard", step=optimizer.index)
         inputs = torch.randn(4, 8)
         F.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
+        index = optimizer.index
         optimizer.step()
+        if index in config.get("flip_after", ()):
+            model[0].weight.data.view(torch.int32)[0, 0] ^= 1
         time.sleep(config.get("step_time_s", 0.0))
     optimizer.manager.close()
     return sha256(model.parameters())

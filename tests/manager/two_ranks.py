@@ -1,5 +1,6 @@
 """A group of two ranks that share each shard by the inner parallelism INNER, for test_ranks.py."""
 
+import logging
 import os
 import sys
 import time
@@ -15,12 +16,26 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from ftcore import Guards, Manager
 from ftcore.demo.worker import sha256
 
-STEPS = 60
+STEPS, HOLD_AT = 60, 30
 
 
 def say(line):
     """One write, because two ranks share the pipe."""
     os.write(1, f"{line}\n".encode())
+
+
+class SayAttached(logging.Handler):
+    """Tells the test that this group has said hello, so that the others may go on."""
+
+    def emit(self, record):
+        if record.getMessage() == "manager.attached":
+            say(f"ATTACHED {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+
+
+def hold():
+    """Until the test has seen the group come back that it killed, if it wants that."""
+    while "GATE" in os.environ and not os.path.exists(os.environ["GATE"]):
+        time.sleep(0.05)
 
 
 def loss_of(output, _=None):
@@ -58,6 +73,9 @@ def whole(param):
 
 def main():
     torch.set_num_threads(1)
+    log = logging.getLogger("ftcore")
+    log.setLevel(logging.INFO)
+    log.addHandler(SayAttached())
     dist.init_process_group("gloo")
     kind, rank = os.environ.get("INNER", "ddp"), dist.get_rank()
     torch.manual_seed(0)
@@ -65,11 +83,13 @@ def main():
     model, run = parallel(inner, kind, rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     guards = Guards(norm_spike_factor=100, digest_every_steps=1)
-    limit_s = float(os.environ.get("LIMIT_S", "60"))
-    with Manager(
-        model, optimizer, shards=2, guards=guards, collective_timeout_s=limit_s
-    ) as manager:
+    limits = {"hang_after_s": 0.0}  # it holds for as long as the test likes
+    if limit_s := os.environ.get("LIMIT_S"):
+        limits = {"collective_timeout_s": float(limit_s)}
+    with Manager(model, optimizer, shards=2, guards=guards, **limits) as manager:
         for step in manager.steps(STEPS):
+            if step.index == HOLD_AT:
+                hold()
             for _ in step:
                 run(torch.randn(8, 8))
             optimizer.step()

@@ -74,6 +74,7 @@ class Group:
     votes: int = 0  # on the way to the manager
     aborted: set[int] = field(default_factory=set)
     token: int = 0  # grows when the ranks' step ends: late events of it are ignored
+    torn: int = 0  # how often its state was: what it committed before is gone
 
     @property
     def life(self) -> tuple[str, int]:
@@ -378,7 +379,7 @@ class World:
             self.say_news(group)
         elif go.must_heal:
             if group.state.committed == 0:
-                group.core.state_torn()  # in place; a state of value is kept until the heal ends
+                self.tear(group)  # in place; a state of value is kept until the heal ends
             group.running, group.may_run = go, go.may_run
             self.at(0.01, self.heal, group, group.token, go)
         else:
@@ -413,8 +414,11 @@ class World:
             self.heal(group, token, go)
             return
         assert snapshot.committed == go.quorum.from_step, "a heal source is not at the plan's step"
+        if group.core.is_valid and group.life not in self.lost_lives:
+            assert group.state.committed <= snapshot.committed, "newer steps are healed over"
         self.counts["heals"] += 1
         group.state = snapshot.copy()
+        group.torn += 1
         group.core.heal_ended(snapshot.lineage)
         self.begin(group, go)
 
@@ -463,7 +467,7 @@ class World:
             return
         if is_odd:
             group.state.digest ^= 1  # wrong, and known to be: only a heal makes it right
-            group.core.state_torn()
+            self.tear(group)
         self.end_step(group, token, "a guard refused the step")
 
     def reduced(self, group: Group, token: int, go: Go, peers: list[Group]) -> None:
@@ -486,7 +490,7 @@ class World:
         state.lineage = go.quorum.quorum_id
         group.token += 1
         group.running = None
-        self.commits.setdefault(go.step, []).append((go.quorum, group, state.digest))
+        self.commits.setdefault(go.step, []).append((go.quorum, group, group.torn))
         group.votes += 1
         self.at(VOTE_S, self.vote_arrives, group, "")
         if state.committed <= group.may_run:  # no need to wait for the answer
@@ -519,14 +523,18 @@ class World:
         if group.running is None and group.state.committed == go.step:
             self.begin(group, go)
 
+    def tear(self, group: Group) -> None:
+        group.core.state_torn()
+        group.torn += 1
+
     def check_commit(self, group: Group, go: Go) -> None:
         if group.life in self.lost_lives:
             return  # its reduction had ended before it was given up; what it has now is healed over
-        for quorum, other, _ in self.commits.get(go.step, ()):
+        for quorum, other, torn in self.commits.get(go.step, ()):
             if quorum.quorum_id == go.quorum.quorum_id or not other.is_up:
                 continue
-            if not other.core.is_valid:
-                continue  # a guard has found that its state is wrong
+            if other.torn != torn:
+                continue  # a guard has found it wrong, or a heal has begun to write over it
             if other.life in self.lost_lives or other.core.want is Want.LEAVE:
                 continue  # cut off and given up, or draining: nobody waits for its state
             assert quorum.lives & go.quorum.lives, (

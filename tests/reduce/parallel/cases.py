@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ftcore.heal import HealServer, heal
 from ftcore.local_sgd.outer_reduce import start_average
 from ftcore.local_sgd.replica import OuterOptimizer, make_fragments
 from ftcore.process_group.errors import GroupAborted
@@ -255,7 +256,8 @@ class Block(nn.Module):
         return x
 
 
-def compiled(member):
+def compiled_blocks():
+    """A model whose blocks are compiled and sharded, and a way to count its graphs."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -265,11 +267,37 @@ def compiled(member):
         block.compile(backend="aot_eager")
         fully_shard(block, mesh=inner_mesh())
     fully_shard(m, mesh=inner_mesh())
+    return m, lambda: counters["stats"]["unique_graphs"]
+
+
+def compiled(member):
+    m, graphs = compiled_blocks()
     reduced(member, "compiled", m, member.quarter, armed=True)
-    graphs = counters["stats"]["unique_graphs"]
-    assert graphs > 0
+    before = graphs()
+    assert before > 0
     reduced(member, "compiled-again", m, member.quarter, armed=True)
-    assert counters["stats"]["unique_graphs"] == graphs
+    assert graphs() == before
+
+
+def compiled_and_healed_shard_to_shard(member):
+    """Each rank of group 1 copies its shards from the rank with its number in group 0."""
+    m, graphs = compiled_blocks()
+    optimizer = torch.optim.AdamW(m.parameters())
+    state = {"model": m, "optimizer": optimizer}
+    reduced(member, "before-heal", m, member.quarter)
+    before = graphs()
+    if member.replica == 1:
+        with torch.no_grad():
+            for p in m.parameters():
+                p.mul_(1.5)
+        heal([member.hear("offer")], into=state)
+        member.say("done", "")
+    else:
+        with HealServer() as server:
+            member.say("offer", server.publish(state, step=1, quorum_id=1))
+            member.hear("done")
+    reduced(member, "after-heal", m, member.quarter)
+    assert graphs() == before > 0
 
 
 def local_sgd_over_fsdp2(member):
@@ -320,6 +348,7 @@ CASES = [
     activation_checkpointing,
     cpu_offload,
     compiled,
+    compiled_and_healed_shard_to_shard,
     local_sgd_over_fsdp2,
     functional_collectives_by_name,
 ]
