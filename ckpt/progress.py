@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 UPDATE_S = 0.1
 
@@ -51,3 +52,9 @@ class ProgressLine:
             with self._lock:
                 self._stream.write(f"\r{text}\x1b[K\n")
                 self._stream.flush()
+
+
+def durable_text(step: int, facts: Mapping[str, Any]) -> str:
+    rate = size_text(facts["bytes"] / max(facts["seconds"], 1e-9))
+    size = size_text(facts["bytes"])
+    return f"step {step}: {size} at {facts['url']} in {facts['seconds']:.2f} s ({rate}/s)"

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from ckpt.daemon.orders import Order
 from ckpt.errors import CheckpointError, DaemonGone, SaveFailed, SaveSkipped, StagingTorn
 from ckpt.handle import Durable, SaveHandle
 from ckpt.plan import FilePlan, Layout, is_owner, layout_to_json
-from ckpt.progress import ProgressLine, size_text
+from ckpt.progress import ProgressLine, durable_text
 from ckpt.region import Region
 from ckpt.slots import Resident, Slot, Slots, Wave, cell_bytes
 from ckpt.staging import Copier, Gate, Versions, write_header
@@ -424,12 +424,6 @@ class Saver:
             if saving.wave is not None:
                 saving.wave.stop()
             self.slots.release(saving.order.slot, saving.order.save_id)
-
-
-def durable_text(step: int, facts: Mapping[str, Any]) -> str:
-    rate = size_text(facts["bytes"] / max(facts["seconds"], 1e-9))
-    size = size_text(facts["bytes"])
-    return f"step {step}: {size} at {facts['url']} in {facts['seconds']:.2f} s ({rate}/s)"
 
 
 def write_headers_of(layout: Layout, region: Region) -> None:
