@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -31,6 +31,7 @@ from lighthouse.quorum import (
     decide,
     living_members,
 )
+from lighthouse.refusal import refusal
 
 Life = tuple[str, int]
 
@@ -91,6 +92,7 @@ class JobCore:
         self._change: Change | None = None
         self._settings: dict[str, str] = {}
         self._rivals: dict[str, Hello] = {}
+        self._losses: dict[Life, str] = {}  # not told yet: those of one moment are one message
         self._left_at: dict[Life, int] = {}  # steps that the last one to go had committed
         self._buried: dict[str, int] = {}  # replica_id -> incarnation that said it is gone
         self._drains: dict[str, str] = {}
@@ -106,8 +108,7 @@ class JobCore:
     def hello(self, hello: Hello, now: float) -> Turn:
         """A stream of this group opened (again)."""
         member = hello.report.member
-        others = [s.report.member for r, s in self.seats.items() if r != member.replica_id]
-        refused = _refusal(self._settings, hello.settings, others)
+        refused = self._refusal(hello)
         if refused is not None:
             self._order(member.life, refused)
             return self._take(None, now)
@@ -142,6 +143,13 @@ class JobCore:
             self.seats[replica_id] = replace(seat, report=report, heard_at=now)
             return Turn(wake_at=self._wake_at)
         return self._sit(report, now)
+
+    def _refusal(self, hello: Hello) -> Refused | None:
+        if hello.settings == self._settings:
+            return None
+        mine = hello.report.member.replica_id
+        others = [s.report.member for r, s in self.seats.items() if r != mine]
+        return refusal(self._settings, hello.settings, others)
 
     def _says_nothing_new(self, seat: Seat, report: Report) -> bool:
         """A heartbeat of a group that trains: it must cost almost nothing."""
@@ -187,6 +195,7 @@ class JobCore:
         """Decide until nothing more is to be done at this moment."""
         self._drop_silent(now)
         while True:
+            self._tell_losses()
             decision = decide(self.view(), self.policy, now)
             match decision:
                 case Waiting():
@@ -247,13 +256,13 @@ class JobCore:
         if self.standing is None:
             return
         member, standing = report.member, self.standing
-        for old in standing.members:
-            if old.replica_id != member.replica_id:
-                continue
-            if old.incarnation != member.incarnation:
-                self._lose(old.life, "was restarted", now, unsure=False)
-            elif report.left_id >= standing.quorum_id:
-                self._lose(old.life, "let go of the quorum", now, unsure=False)
+        old = standing.member(member.replica_id)
+        if old is None:
+            return
+        if old.incarnation != member.incarnation:
+            self._lose(old.life, "was restarted", now, unsure=False)
+        elif report.left_id >= standing.quorum_id:
+            self._lose(old.life, "let go of the quorum", now, unsure=False)
 
     def _remind(self, report: Report) -> None:
         """Repeat the orders that this report shows to be missing."""
@@ -283,6 +292,7 @@ class JobCore:
             self.standing.quorum_id if self.standing else 0
         ):
             return
+        self._tell_losses()
         self.standing = standing
         self.last_id = max(self.last_id, standing.quorum_id)
         self._lost.clear()
@@ -333,12 +343,12 @@ class JobCore:
         if life in self._dismissed:
             self._dismissed -= {life}
             if not self._has_passed(life):  # it is needed for steps before the boundary
-                self._announce_lost(life, reason)
+                self._losses[life] = reason
         if life not in self.standing.lives:
             return
         if life not in self._lost:
             self._note(now, "member.lost", life[0], reason)
-            self._announce_lost(life, reason)
+            self._losses[life] = reason
         self._lost[life] = unsure and self._lost.get(life, True)
 
     def _has_passed(self, life: Life) -> bool:
@@ -346,9 +356,14 @@ class JobCore:
         assert self.standing is not None
         return self._left_at.get(life, -1) >= self.standing.from_step
 
-    def _announce_lost(self, life: Life, reason: str) -> None:
-        order = self._lost_order(life, reason)
-        told = {s.report.member.life for s in living_members(self.view())} | {life}
+    def _tell_losses(self) -> None:
+        """Told one by one, the end of a job of 1,024 groups would be half a million messages."""
+        if not self._losses:
+            return
+        losses, self._losses = self._losses, {}
+        (life, reason), *others = losses.items()
+        order = replace(self._lost_order(life, reason), others=tuple(other for other, _ in others))
+        told = {s.report.member.life for s in living_members(self.view())} | set(losses)
         self._orders.extend((to, order) for to in sorted(told))
 
     def _lost_order(self, life: Life, reason: str) -> LostMember:
@@ -423,20 +438,3 @@ def _prepare(change: Change) -> Prepare:
 def _after_seating(want: Want) -> Want:
     """A seat was given: it is asked for no longer."""
     return Want.NOTHING if want is Want.SEAT else want
-
-
-def _refusal(
-    ours: Mapping[str, str], theirs: Mapping[str, str], others: Sequence[Member]
-) -> Refused | None:
-    """Why a group with these settings cannot be in one job with the others: the first difference.
-
-    A difference in the layout of the state is named by the group itself: it asks another one.
-    """
-    names = [n for n in sorted(set(ours) | set(theirs)) if ours.get(n) != theirs.get(n)]
-    if not names or not others:
-        return None
-    name = names[0]
-    what = f"{name} is {theirs.get(name)} here and {ours.get(name)} in the other replica groups"
-    remedy = f"Start all replica groups of this job with the same {name}."
-    compare_with = next(iter(others[0].heal_addresses), "") if name == "state layout" else ""
-    return Refused(what=what, remedy=remedy, compare_with=compare_with)

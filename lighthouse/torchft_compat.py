@@ -22,6 +22,7 @@ from ftcore.wire.messages import show_id
 from lighthouse import torchft_pb2 as pb
 from lighthouse.lease import LeaseLost, LeaseUnreachable
 from lighthouse.lease.api import Clock, Holder, monotonic_s
+from lighthouse.rpc.call import Call, CallFailed, Handler, unary
 from lighthouse.torchft_quorum import TorchftCore, TorchftMember, TorchftPolicy, TorchftQuorum
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Writer(Protocol):
     async def write(self, job: str, record: bytes | None) -> None: ...
 
 
-class TorchftService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class TorchftService:
     """The two calls of torchft's LighthouseService. Leads inside `leading`, else passes on."""
 
     def __init__(
@@ -64,12 +65,9 @@ class TorchftService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._writing = asyncio.Lock()  # records must reach the store in order
         self._durable_id = 0
 
-    def service(self, details: Any) -> Any:
-        """grpc asks here for the handler of a path. Messages stay bytes: one reply goes to many."""
-        return {
-            QUORUM: grpc.unary_unary_rpc_method_handler(self._quorum),
-            HEARTBEAT: grpc.unary_unary_rpc_method_handler(self._heartbeat),
-        }.get(details.method)
+    def handlers(self) -> dict[str, Handler]:
+        """Messages stay bytes: one reply goes to many."""
+        return {QUORUM: unary(self._quorum), HEARTBEAT: unary(self._heartbeat)}
 
     @asynccontextmanager
     async def leading(self, tenure: Writer) -> AsyncIterator[TorchftCore]:
@@ -112,24 +110,24 @@ class TorchftService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     # The two calls
 
-    async def _heartbeat(self, request: bytes, context: Any) -> bytes:
-        message = await self._parse(pb.LighthouseHeartbeatRequest, request, context)
+    async def _heartbeat(self, request: bytes, call: Call) -> bytes:
+        message = _parse(pb.LighthouseHeartbeatRequest, request)
         if self.core is None:
-            return await self._pass_on(HEARTBEAT, request, context)
-        await self._require_room(message.replica_id, context)
+            return await self._pass_on(HEARTBEAT, request, call)
+        self._require_room(message.replica_id)
         self.core.heartbeat(message.replica_id, self._clock())
         self._set_timer()
         return b""
 
-    async def _quorum(self, request: bytes, context: Any) -> bytes:
-        message = await self._parse(pb.LighthouseQuorumRequest, request, context)
+    async def _quorum(self, request: bytes, call: Call) -> bytes:
+        message = _parse(pb.LighthouseQuorumRequest, request)
         while self.core is not None:
-            await self._require_room(message.requester.replica_id, context)
+            self._require_room(message.requester.replica_id)
             try:
                 return await self._ask(member_of(message.requester))
             except (LeaseLost, LeaseUnreachable):
                 await asyncio.sleep(RETRY_S)  # somebody else leads now, or will soon
-        return await self._pass_on(QUORUM, request, context)
+        return await self._pass_on(QUORUM, request, call)
 
     async def _ask(self, member: TorchftMember) -> bytes:
         core, asked_at = self.core, self._clock()
@@ -200,31 +198,22 @@ class TorchftService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             core.wake_at = min(core.wake_at, self._clock())  # forget the silent even if nobody asks
             self._turn()
 
-    async def _require_room(self, replica_id: str, context: Any) -> None:
+    def _require_room(self, replica_id: str) -> None:
         core = self.core
         if core is None or replica_id in core.expiries or len(core.expiries) < GROUPS_MAX:
             return
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many replica groups")
-
-    async def _parse(self, kind: Any, request: bytes, context: Any) -> Any:
-        try:
-            message = kind.FromString(request)
-        except Exception as error:  # protobuf's DecodeError has no public home across versions
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a message: {error}")
-        member = message.requester if kind is pb.LighthouseQuorumRequest else message
-        if not 0 < len(member.replica_id) <= ID_CHARS_MAX:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "replica_id is empty or too long")
-        return message
+        raise CallFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many replica groups")
 
     # Followers
 
-    async def _pass_on(self, path: str, request: bytes, context: Any) -> bytes:
+    async def _pass_on(self, path: str, request: bytes, call: Call) -> bytes:
         """Ask whoever leads, again and again while the client waits."""
-        deadline = self._clock() + (context.time_remaining() or 60.0)
+        now = asyncio.get_running_loop().time()
+        deadline = self._clock() + (60.0 if call.deadline is None else call.deadline - now)
         while self._clock() < deadline:
             if self.core is not None:
                 handler = self._quorum if path == QUORUM else self._heartbeat
-                return await handler(request, context)
+                return await handler(request, call)
             holder = self._holder()
             if holder is not None and holder.address:
                 try:
@@ -234,15 +223,26 @@ class TorchftService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
                     return reply
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                        await context.abort(error.code(), error.details() or "")
+                        raise CallFailed(error.code(), error.details() or "") from error
             await asyncio.sleep(RETRY_S)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "no lighthouse leads at present")
-        raise AssertionError("abort raises")
+        raise CallFailed(grpc.StatusCode.UNAVAILABLE, "no lighthouse leads at present")
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
             self._channels[address] = self._connect(address)
         return self._channels[address]
+
+
+def _parse(kind: Any, request: bytes) -> Any:
+    try:
+        message = kind.FromString(request)
+    except Exception as error:  # protobuf's DecodeError has no public home across versions
+        raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, f"not a message: {error}") from error
+    member = message.requester if kind is pb.LighthouseQuorumRequest else message
+    if not 0 < len(member.replica_id) <= ID_CHARS_MAX:
+        what = "replica_id is empty or too long"
+        raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, what)
+    return message
 
 
 def _unary(channel: Any, path: str) -> Any:

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "ftcore.control": {"ftcore.base", "ftcore.wire"},
     "ftcore": {"ftcore", "torch", "numpy", "grpc", "click", "xxhash", "matplotlib"},
     "lighthouse": {"lighthouse", "ftcore.base", "ftcore.wire", "grpc", "aiohttp", "click", "google"}
-    | {"prometheus_client", "opentelemetry"},
+    | {"prometheus_client", "opentelemetry", "hpack"},
     "ckpt": {"ckpt", "ftcore.base", "ftcore.statedict", "torch", "numpy", "fsspec", "s3fs"}
     | {"botocore", "obstore", "click", "xxhash", "aiohttp", "prometheus_client"},
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
@@ -26,7 +26,8 @@ PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
 PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/lease/candidate.py"}
 PURE |= {f"ckpt/{name}.py" for name in ("plan", "boxes", "manifest", "assemble", "reading")}
 PURE |= {"ckpt/retention.py"}
-PURE |= {"lighthouse/goodput.py", "lighthouse/histogram.py"}
+PURE |= {"lighthouse/rpc/frames.py", "lighthouse/rpc/http2.py"}
+PURE |= {"lighthouse/refusal.py", "lighthouse/goodput.py", "lighthouse/histogram.py"}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}
 LINES_MAX, FUNCTION_LINES_MAX = 450, 70

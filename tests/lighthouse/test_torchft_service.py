@@ -8,6 +8,7 @@ from datetime import timedelta
 import grpc
 import pytest
 
+from lighthouse.front import Front
 from lighthouse.lease.api import Holder, Timing
 from lighthouse.lease.memory import MemoryLease, MemoryStore
 from lighthouse.torchft_compat import HEARTBEAT, QUORUM, TorchftService
@@ -40,12 +41,10 @@ class Place:
         self.service = TorchftService(POLICY, holder=lambda: self.leader)
 
     async def start(self):
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((self.service,))
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
+        front = Front(handlers=self.service.handlers(), http=asyncio.Protocol)
         self.stack.push_async_callback(self.service.close)
-        self.stack.push_async_callback(server.stop, grace=None)
+        port = await self.stack.enter_async_context(front.listening("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{port}"
         return self
 
     @asynccontextmanager
@@ -81,6 +80,15 @@ def ask(connection, replica_id, step=0, **more):
     )
 
 
+async def beats(run, place, living):
+    """Heartbeats of all in `living`, as their managers send them."""
+    heart = client(place)
+    while True:
+        for name in sorted(living):
+            await run(heart.heartbeat, name)
+        await asyncio.sleep(0.1)
+
+
 def test_torchfts_client_gets_a_quorum_with_everything_it_said():
     async def tell(run, place):
         async with place.leading():
@@ -101,13 +109,14 @@ def test_torchfts_client_gets_a_quorum_with_everything_it_said():
 def test_a_group_that_dies_is_left_out_after_its_heartbeat_and_the_id_grows():
     async def tell(run, place):
         async with place.leading():
-            clients = {name: client(place) for name in "abc"}
-            for name in "abc":
-                await run(clients[name].heartbeat, name)
+            clients, living = {name: client(place) for name in "abc"}, set("abc")
+            beating = asyncio.create_task(beats(run, place, living))
             first, *_ = await asyncio.gather(*(run(ask, clients[n], n) for n in "abc"))
+            living.remove("c")
             second, _ = await asyncio.gather(*(run(ask, clients[n], n) for n in "ab"))
             assert [p.replica_id for p in second.participants] == ["a", "b"]
             assert second.quorum_id == first.quorum_id + 1
+            beating.cancel()
 
     story(tell)
 

@@ -33,6 +33,7 @@ POLICY = {
     "heartbeat_timeout_s": 1.5,
     "reattach_timeout_s": 0.4,
     "promise_timeout_s": 4.0,
+    "learn_timeout_s": 3.0,  # twice heartbeat_timeout_s, as `lighthouse serve --lease` sets it
 }
 REPORT_EVERY_S = 0.5
 VOTE_S = 0.002  # from the ranks to their manager, or back
@@ -175,6 +176,7 @@ class World:
             recorded=recorded,
             must_learn=recorded is not None or not self.has_journal,
         )
+        core.defers = True  # as the server does
         self.servers.append(Server(core=core, term=self.durable.term))
 
     def stop_server(self, server: Server) -> None:
