@@ -10,14 +10,15 @@ _HOMES = {
     "Destination": "ckpt.daemon.orders",
     "Place": "ckpt.capture",
     "SaveHandle": "ckpt.handle",
-    "per_rank": "ckpt.capture",
+    "per_rank": "ftcore.statedict.own",
 }
 
 if TYPE_CHECKING:
-    from ckpt.capture import Place, per_rank
+    from ckpt.capture import Place
     from ckpt.checkpointer import Checkpointer
     from ckpt.daemon.orders import Destination
     from ckpt.handle import SaveHandle
+    from ftcore.statedict.own import per_rank
 
 __all__ = ["Checkpointer", "Destination", "Place", "SaveHandle", "per_rank"]
 

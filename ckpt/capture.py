@@ -12,7 +12,7 @@ from ckpt.boxes import Box
 from ckpt.collector import collector_paused
 from ckpt.plan import Item, Layout, Share, plan
 from ckpt.recipe import Changed, Recipe
-from ftcore.statedict import FlatState, flatten
+from ftcore.statedict import FlatState, PerRank, flatten
 from ftcore.statedict.entries import Entry
 
 try:
@@ -37,19 +37,6 @@ class Place:
     @property
     def count(self) -> int:
         return self.ranks * self.groups
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerRank:
-    """State that each rank has of its own, such as random generators and data loaders. It is
-    stored once per rank; a rank that has none in a checkpoint of another size keeps what it has."""
-
-    value: Any
-
-
-def per_rank(value: Any) -> PerRank:
-    """Mark a value of the state as this rank's own."""
-    return PerRank(value=value)
 
 
 Cut = tuple[tuple[int, int, int], ...]  # (dimension, start, length) of a part of a tensor
@@ -101,28 +88,26 @@ class Planner:
     same entries is not planned again."""
 
     def __init__(
-        self,
-        place: Place,
-        *,
-        resident_bytes_max: int | None = None,
-        wave_bytes: int | None = None,
+        self, *, resident_bytes_max: int | None = None, wave_bytes: int | None = None
     ) -> None:
-        self._place = place
+        self._place = Place()
         self._resident_bytes_max, self._wave_bytes = resident_bytes_max, wave_bytes
         self._planned: Planned | None = None
         self._recipe: Recipe | None = None
         self.plans = 0
 
-    def capture(self, state: Mapping[str, Any]) -> Captured:
-        ranked = with_ranks(state, self._place)
+    def capture(self, state: Mapping[str, Any], place: Place) -> Captured:
+        if place != self._place:
+            self._place, self._planned, self._recipe = place, None, None
+        ranked = with_ranks(state, place)
         with collector_paused():
             return self._read_again(ranked) or self._capture_anew(ranked)
 
-    def capture_pure(self, state: Mapping[str, Any]) -> Captured | None:
+    def capture_pure(self, state: Mapping[str, Any], place: Place) -> Captured | None:
         """The same, if the state consists of containers that were seen before."""
-        if self._recipe is None or not self._recipe.is_pure:
+        if self._recipe is None or not self._recipe.is_pure or place != self._place:
             return None
-        return self._read_again(with_ranks(state, self._place))
+        return self._read_again(with_ranks(state, place))
 
     def _read_again(self, ranked: Mapping[str, Any]) -> Captured | None:
         if self._recipe is not None and self._planned is not None:

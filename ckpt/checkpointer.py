@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import os
@@ -11,33 +10,37 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from ckpt import client as clients
 from ckpt.capture import Captured, Place, Planner
 from ckpt.collector import collector_paused
 from ckpt.daemon.orders import Destination, Hello, Order
-from ckpt.errors import CheckpointError, DaemonGone, SaveSkipped
+from ckpt.destinations import Where, as_destinations, run_name
+from ckpt.errors import DaemonGone, SaveSkipped
 from ckpt.handle import SaveHandle
-from ckpt.meet import Meeting, default_meeting, default_place
+from ckpt.loading import Request, as_select
+from ckpt.meet import Meeting, default_meeting, default_place, meeting_of
 from ckpt.memory_tier import MemoryTier
 from ckpt.peer_tier import PeerTier
 from ckpt.progress import ProgressLine, size_text
 from ckpt.region import Region
-from ckpt.restore import Request, Restored, Restorer, StoreTier, Tier
+from ckpt.restore import Restored, Restorer
 from ckpt.retention import Policy
 from ckpt.saver import Saver, Saving
 from ckpt.slots import file_bytes_for_waves
 from ckpt.staging import Gate, Versions
 from ckpt.stores import Store, open_store
+from ckpt.tiers import StoreTier, Tier
+from ckpt.wire import Message
 from ftcore.base.errors import BadSetting
 from ftcore.base.log import event
 
 log = logging.getLogger(__name__)
+# Tries of one group by itself are numbered from here on, so that no other group has the number.
+ALONE_FROM = 1_000_000
 WhenBusy = Literal["wait", "skip", "newest"]
-Where = str | os.PathLike[str] | Destination
 
 
 class Checkpointer:
@@ -106,10 +109,8 @@ class Checkpointer:
             best_is=best_is,
             keep_younger_s=keep_younger_s,
         )
-        if when_busy not in ("wait", "skip", "newest"):
-            raise BadSetting(
-                f"when_busy is {when_busy!r}", remedy="Use 'wait', 'skip' or 'newest'."
-            )
+        if when_busy not in get_args(WhenBusy):
+            raise BadSetting(f"when_busy is {when_busy!r}, not one of {get_args(WhenBusy)}")
         self.destinations = as_destinations(destinations, bytes_per_s)
         self.place = place or default_place()
         self._meeting = meeting or default_meeting(self.place)
@@ -118,18 +119,19 @@ class Checkpointer:
         slots = staging_slots or (2 if when_busy == "newest" else 1)
         budget = None if staging_bytes_max is None else staging_bytes_max // slots
         waves = None if budget is None else file_bytes_for_waves(budget)
-        self._planner = Planner(self.place, resident_bytes_max=budget, wave_bytes=waves)
+        self._planner = Planner(resident_bytes_max=budget, wave_bytes=waves)
         self._gate = Gate()
         self._saver = Saver(self._gate, slots, staging_bytes_max)
         self._saver.progress = self._progress = ProgressLine(show=show_progress)
         self._ids = itertools.count(1)
         self._attempts: dict[int, int] = {}
         self._stores: dict[str, Store] = {}
-        self._lost_s = 0.0
-        self._reported_s = 0.0
+        self._lost_s = self._reported_s = 0.0
+        self._is_closed = False
         self.last_restored: Restored | None = None
         self._hello = Hello(
             run=run_name(self.destinations),
+            seat=str(self.place.index),
             session=self.session,
             index=self.place.index,
             count=self.place.count,
@@ -139,8 +141,7 @@ class Checkpointer:
             participants_timeout_s=participants_timeout_s,
         )
         self._client = self._connect(inline, linger_s, metrics_address)
-        self._peers: list[str] = []
-        self._token = ""
+        self._peers, self._token = list[str](), ""
         if memory_copies:
             self._join_ring(memory_copies, ring_address)
 
@@ -155,14 +156,42 @@ class Checkpointer:
         except BaseException:
             self._gate.close()
             raise
-        welcome, fds = client.welcome
-        for row, fd in zip(welcome["slots"], fds, strict=True):
-            region = Region(fd, row["size"])
-            if row["busy"] or not self._saver.slots.adopt(row["number"], region):
-                region.close()
+        self._adopt(*client.welcome)
         self._saver.start(client)
         client.start()
         return client
+
+    def _adopt(self, answer: Message, fds: Sequence[int]) -> None:
+        """Go on with the staging memory of an earlier life."""
+        for row, fd in zip(answer["slots"], fds, strict=True):
+            region = Region(fd, row["size"])
+            if row["busy"] or not self._saver.slots.adopt(row["number"], region):
+                region.close()
+
+    # --- as one of several replica groups -------------------------------------------------------
+
+    def sit(self, seat: str, *, rank: int, ranks: int, store: Any = None) -> None:
+        """Be rank `rank` of a replica group that has `ranks`, before anything is saved. `seat`
+        names this rank over all its lives, also among the other groups of the job: what it staged
+        last is its own again. Ranks of one group meet through `store`."""
+        self.place = Place(rank=rank, ranks=ranks)
+        self._meeting = meeting_of(self.place, store)
+        self.session = self._meeting.session()
+        self._hello = replace(self._hello, seat=seat, session=self.session, index=rank, count=ranks)
+        self._adopt(*self._client.sit(self._hello))
+
+    def join(self, session: str, *, group: int, groups: int, gone: Iterable[int] = ()) -> None:
+        """Be group number `group` of `groups` that save the same state together as `session`, an
+        id that all of them give alike. `gone` are groups of the session before that will not
+        complete what was begun there: others write their part."""
+        ranks = self.place.ranks
+        self.place = replace(self.place, group=group, groups=groups)
+        self.session, self._attempts = session, {}
+        self._hello = replace(
+            self._hello, session=session, index=self.place.index, count=self.place.count
+        )
+        indices = [each * ranks + rank for each in gone for rank in range(ranks)]
+        self._client.join(self._hello, gone=indices)
 
     def _join_ring(self, copies: int, ring_address: str) -> None:
         """Let every daemon know the token of this session, and ours who keeps its copies."""
@@ -187,26 +216,29 @@ class Checkpointer:
         *,
         step: int,
         metrics: Mapping[str, float] | None = None,
+        alone: bool = False,
     ) -> SaveHandle:
         """Begin to save `state` as `step` and return at once.
 
         The state may be used freely; optimizers of this process wait by themselves until it is
-        copied, anything else that writes in place calls `handle.wait_staged()` first. Raises
+        copied, anything else that writes in place calls `handle.wait_staged()` first. `alone`: this
+        replica group writes all of it, because the other groups do not save this step. Raises
         CannotStore, with the path, for a value that has no encoding. Everything that goes wrong
         later is told by the handle, and never disturbs later saves.
         """
         started = time.perf_counter()
         if step < 0:
             raise BadSetting(f"step is {step}", remedy="Steps count from 0.")
-        handle = SaveHandle(step, tuple(d.url for d in self.destinations))
+        handle = SaveHandle(step, self.urls)
         if self._when_busy == "skip" and not self._saver.slots.has_free:
             handle.fail(SaveSkipped(f"step {step}: earlier uploads still use all staging slots"))
             return handle
         if self._when_busy == "newest" and not self._saver.slots.has_free:
             self._saver.cancel_waiting(f"step {step} took its place")
         self._report_lost()
-        captured = self._planner.capture(state)
-        order = self._order(step, captured, metrics or {})
+        place = replace(self.place, group=0, groups=1) if alone else self.place
+        captured = self._planner.capture(state, place)
+        order = self._order(step, captured, metrics or {}, place)
         versions = Versions.of(captured.tensors)
         self._saver.submit(
             Saving(
@@ -220,14 +252,19 @@ class Checkpointer:
         self._lost_s += time.perf_counter() - started
         return handle
 
-    def _order(self, step: int, captured: Captured, metrics: Mapping[str, float]) -> Order:
+    def _order(
+        self, step: int, captured: Captured, metrics: Mapping[str, float], place: Place
+    ) -> Order:
         number = self._attempts[step] = self._attempts.get(step, 0) + 1
+        if place != self.place:  # a try of this group only
+            number += ALONE_FROM * (1 + self.place.group)
         return Order(
             save_id=next(self._ids),
             step=step,
             attempt=f"{self.session}.{number}",
-            index=self.place.index,
-            count=self.place.count,
+            index=place.index,
+            count=place.count,
+            ranks=place.ranks,
             slot=0,
             layout=captured.layout.digest,
             created_unix_s=time.time(),
@@ -237,13 +274,20 @@ class Checkpointer:
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Make staging memory ready in the background, so that the first save costs what later
-        ones do. Call it once the optimizer has its state; `restore` does it by itself."""
-        layout = self._planner.capture(state).layout
-        self._saver.submit_call(lambda: self._saver.prefault(layout))
+        ones do. Call it once the optimizer has its state, on the training thread."""
+        captured = self._planner.capture(state, self.place)
+        layout, is_on_device = captured.layout, any(t.is_cuda for t in captured.tensors)
+        self._saver.rehearse(captured)
+        self._saver.submit_call(lambda: self._saver.prefault(layout, is_on_device=is_on_device))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until every save so far is durable or has failed. Failures are logged."""
         self._saver.drain(timeout_s)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where steps are saved to."""
+        return tuple(d.url for d in self.destinations)
 
     @property
     def lost_s(self) -> float:
@@ -342,7 +386,10 @@ class Checkpointer:
     def close(self, *, wait: bool = True, keep_memory: bool = False) -> None:
         """Wait until saves under way are staged and, unless told not to, durable; give back
         memory and the connection. `keep_memory` leaves the newest step in the daemon's memory for
-        a quick restart."""
+        a quick restart. Does nothing the second time."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if wait:
             self.wait()
         self._saver.wait_staged()
@@ -363,42 +410,3 @@ class Checkpointer:
         traceback: TracebackType | None,
     ) -> None:
         self.close(keep_memory=kind is not None)
-
-
-def as_destinations(where: Where | Sequence[Where], bytes_per_s: float) -> tuple[Destination, ...]:
-    """One or more places as Destinations. `local:PATH` is a disk that only this host sees."""
-    if isinstance(where, str | os.PathLike | Destination):
-        where = [where]
-    found = [_as_destination(w, bytes_per_s) for w in where]
-    if not found:
-        raise BadSetting("there is no destination", remedy="Name a path or URL to save to.")
-    return tuple(found)
-
-
-def _as_destination(where: Where, bytes_per_s: float) -> Destination:
-    if isinstance(where, Destination):
-        return where
-    text = os.fspath(where)
-    private = text.startswith("local:")
-    text = text.removeprefix("local:")
-    if "://" not in text:
-        text = str(Path(text).absolute())
-    return Destination(url=text, private=private, bytes_per_s=bytes_per_s)
-
-
-def as_select(
-    only: str | Iterable[str] | Callable[[str], bool] | None,
-) -> Callable[[str], bool] | None:
-    """A predicate on names from a prefix, prefixes or a predicate."""
-    if only is None or callable(only):
-        return only
-    prefixes = (only,) if isinstance(only, str) else tuple(only)
-    if not prefixes:
-        raise CheckpointError("`only` selects nothing", remedy="Give a prefix or a predicate.")
-    return lambda name: name.startswith(prefixes)
-
-
-def run_name(destinations: Sequence[Destination]) -> str:
-    """The same for all lives of a training run: where it saves to."""
-    urls = "\n".join(d.url for d in destinations)
-    return hashlib.blake2b(urls.encode(), digest_size=8).hexdigest()

@@ -102,6 +102,17 @@ class Client:
         finally:
             self._answers.pop(number, None)
 
+    def sit(self, hello: Hello) -> tuple[Message, list[int]]:
+        """Have another seat; return the slots that are there."""
+        self._hello = hello
+        return self.ask({"kind": "seat", "hello": hello.to_json()})
+
+    def join(self, hello: Hello, *, gone: Sequence[int]) -> None:
+        """Be a participant of another session from now on."""
+        with self._lock:
+            self._hello = hello
+            self.post({"kind": "join", "hello": hello.to_json(), "gone": list(gone)})
+
     def close(self, *, keep_memory: bool) -> None:
         with self._lock:
             self._closing = True

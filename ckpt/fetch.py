@@ -1,6 +1,6 @@
 """Bring the bytes of a committed step into memory, with every chunk checked before anyone sees it.
 
-Local files are checked through a small buffer and then mapped, so that nothing is held twice;
+Local files are mapped and checked where the page cache has them, so that nothing is held twice;
 objects of a remote store are read once, into memory, and checked there.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from ckpt.dtypes import itemsize
 from ckpt.errors import Corrupt
 from ckpt.hashing import damaged_chunks
 from ckpt.manifest import Manifest, step_directory
+from ckpt.mapped import MappedFile
 from ckpt.reading import Copy, Extent, Want, plan_read, units, wants_everything
 from ckpt.stores import Store
 from ckpt.stores.errors import ObjectMissing, ObjectShort
@@ -64,8 +64,7 @@ def fetch(
     """Read and check `extents`. Raises Corrupt or a StoreError; then nothing is left behind."""
     check_sizes(store, manifest, {e.file for e in extents})
     if isinstance(store, FileStore):
-        verify_extents(store, manifest, extents, threads=LOCAL_THREADS, progress=progress)
-        return _map_files(store, manifest, extents)
+        return _map_files(store, manifest, extents, progress)
     return _read_into_memory(store, manifest, extents, progress)
 
 
@@ -107,13 +106,16 @@ def verify_extents(
 
 
 def _read_unit(store: Store, manifest: Manifest, unit: Extent, buffer: memoryview) -> None:
-    file = manifest.files[unit.file]
-    key = f"{step_directory(manifest.step)}/{file.key}"
+    key = f"{step_directory(manifest.step)}/{manifest.files[unit.file].key}"
     store.get_into(key, buffer, offset=unit.start)
-    first = unit.start // manifest.chunk_bytes
-    chunk = manifest.chunk_bytes
-    damaged = damaged_chunks(buffer, file.digests, first=first, chunk_bytes=chunk)
+    _check_unit(store, manifest, unit, buffer)
+
+
+def _check_unit(store: Store, manifest: Manifest, unit: Extent, data: memoryview) -> None:
+    file, chunk = manifest.files[unit.file], manifest.chunk_bytes
+    damaged = damaged_chunks(data, file.digests, first=unit.start // chunk, chunk_bytes=chunk)
     if damaged:
+        key = f"{step_directory(manifest.step)}/{file.key}"
         raise Corrupt(
             f"{store.url}/{key}: bytes {damaged[0] * chunk} to {(damaged[0] + 1) * chunk} are not "
             f"as written ({len(damaged)} damaged chunks in this part)",
@@ -143,19 +145,31 @@ def _in_threads(call: Callable[[Extent], None], work: Iterable[Extent], threads:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _map_files(store: FileStore, manifest: Manifest, extents: Sequence[Extent]) -> Fetched:
+def _map_files(
+    store: FileStore,
+    manifest: Manifest,
+    extents: Sequence[Extent],
+    progress: Callable[[int], None],
+) -> Fetched:
     fetched = Fetched()
     directory = step_directory(manifest.step)
-    for number in sorted({e.file for e in extents}):
-        file = manifest.files[number]
-        handle = os.open(store.path(f"{directory}/{file.key}"), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            mapped = mmap.mmap(
-                handle, file.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-            )
-        finally:
-            os.close(handle)
-        fetched.add(number, 0, file.size, _hold(fetched, mapped))
+    try:
+        maps: dict[int, MappedFile] = {}
+        for number in sorted({e.file for e in extents}):
+            file = manifest.files[number]
+            mapped = maps[number] = MappedFile(store.path(f"{directory}/{file.key}"), file.size)
+            fetched.callback(mapped.close)
+            fetched.add(number, 0, file.size, mapped.address)
+
+        def check(unit: Extent) -> None:
+            data = maps[unit.file].bring_in(unit.start, unit.end)
+            _check_unit(store, manifest, unit, data)
+            progress(len(data))
+
+        _in_threads(check, units(extents, manifest.chunk_bytes), LOCAL_THREADS)
+    except BaseException:
+        fetched.close()
+        raise
     return fetched
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -15,10 +15,11 @@ import torch
 from ckpt.boxes import Box, runs
 from ckpt.dtypes import itemsize
 from ckpt.fetch import Image
+from ckpt.filling_cuda import Part, can_take, fill_devices, parts_of
 from ckpt.manifest import Manifest
 from ckpt.plan import LARGE_BYTES
 from ckpt.reading import Copy, Want, byte_range
-from ftcore.statedict import FlatState, decode
+from ftcore.statedict import FlatState, PerRank, decode
 from ftcore.statedict.memory import copy_in, is_plain_memory
 from ftcore.statedict.plain import TensorRef
 
@@ -38,27 +39,29 @@ def fill(
     """Write every copy into its tensor, in place. `tensors` are the local ones of `wants`."""
     work: list[Callable[[], object]] = []
     strided: dict[int, list[Copy]] = {}
-    plain: dict[int, bool] = {}
+    parts: list[Part] = []
+    plain = [is_plain_memory(tensor) for tensor in tensors]
     for copy in copies:
         index, piece, common = copy
-        tensor = tensors[index]
-        is_plain = plain.get(index)
-        if is_plain is None:
-            is_plain = plain[index] = is_plain_memory(tensor)
-        if not is_plain:
-            strided.setdefault(index, []).append(copy)
+        if not plain[index]:
+            found = _device_parts(tensors[index], wants[index], copy, image)
+            parts += found
+            if not found:
+                strided.setdefault(index, []).append(copy)
         elif common == wants[index].box == piece[3:]:
-            _move(tensor.data_ptr(), image.address(piece.file, piece.offset), piece.nbytes, work)
+            source = image.address(piece.file, piece.offset)
+            _move(tensors[index].data_ptr(), source, piece.nbytes, work)
         else:
-            _move_runs(tensor, wants[index], copy, image, work)
-    for index, parts in strided.items():
-        work.append(partial(_fill_strided, tensors[index], wants[index], parts, image))
+            _move_runs(tensors[index], wants[index], copy, image, work)
+    for index, pieces in strided.items():
+        work.append(partial(_fill_strided, tensors[index], wants[index], pieces, image))
     on_device = any(tensors[index].is_cuda for index in strided)
     threads = min(DEVICE_FILL_THREADS, os.cpu_count() or 1) if on_device else FILL_THREADS
     with ThreadPoolExecutor(threads, "ckpt-fill") as pool:
         for done in [pool.submit(unit) for unit in work]:
             done.result()
-    touched = [tensors[index] for index in plain]
+    fill_devices(parts)  # last: a strided fill writes its whole tensor
+    touched = [tensors[index] for index in {copy.want for copy in copies}]
     torch.autograd.graph.increment_version([t for t in touched if not t.is_inference()])
 
 
@@ -74,17 +77,30 @@ def _move(target: int, source: int, nbytes: int, work: list[Callable[[], object]
 def _move_runs(
     tensor: torch.Tensor, want: Want, copy: Copy, image: Image, work: list[Callable[[], object]]
 ) -> None:
+    for target, source, nbytes in _byte_runs(want, copy, image):
+        _move(tensor.data_ptr() + target, source, nbytes, work)
+
+
+def _byte_runs(want: Want, copy: Copy, image: Image) -> Iterator[tuple[int, int, int]]:
+    """Where contiguous bytes go in the wanted box, their address in the image, how many."""
     size = itemsize(want.dtype)
     stored = Box(copy.piece.offsets, copy.piece.lengths)
-    first, _ = byte_range(copy, size)
+    first, _ = byte_range(copy, want.dtype)
     origin = image.address(copy.piece.file, first) - (first - copy.piece.offset)
     for run in runs(stored, want.box, copy.common):
-        _move(
-            tensor.data_ptr() + run.target * size,
-            origin + run.source * size,
-            run.elements * size,
-            work,
-        )
+        yield run.target * size, origin + run.source * size, run.elements * size
+
+
+def _device_parts(tensor: torch.Tensor, want: Want, copy: Copy, image: Image) -> list[Part]:
+    """The copy as parts for a device; none when it is one of many short runs, or cannot be one."""
+    if not can_take(tensor):
+        return []
+    found = list(_byte_runs(want, copy, image))
+    is_short = sum(nbytes for _, _, nbytes in found) < len(found) * LARGE_BYTES
+    if is_short and len(found) > 1:
+        return []
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return [p for at, source, nbytes in found for p in parts_of(flat[at : at + nbytes], source)]
 
 
 def _fill_strided(tensor: torch.Tensor, want: Want, copies: Sequence[Copy], image: Image) -> None:
@@ -199,8 +215,6 @@ def saved_optimizers(flat: FlatState) -> Callable[[], None]:
 
 def put_back(state: Mapping[str, Any], root: Mapping[str, Any]) -> None:
     """Values that are not objects, such as numbers, are replaced in the caller's own mapping."""
-    from ckpt.capture import PerRank
-
     for key, value in list(state.items()):
         if isinstance(value, PerRank):
             inner = next(iter(root[key].values()), value.value)

@@ -75,6 +75,10 @@ def default_place() -> Place:
 
 
 def default_meeting(place: Place) -> Meeting:
-    if place.ranks > 1 and dist.is_available() and dist.is_initialized():
-        return ThroughStore(dist.distributed_c10d._get_default_store(), place)
-    return Alone()
+    has_store = place.ranks > 1 and dist.is_available() and dist.is_initialized()
+    return meeting_of(place, dist.distributed_c10d._get_default_store() if has_store else None)
+
+
+def meeting_of(place: Place, store: Any) -> Meeting:
+    """Where the ranks of one group meet: a `torch.distributed` store, if there are several."""
+    return ThroughStore(store, place) if place.ranks > 1 and store is not None else Alone()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import xxhash
@@ -80,7 +81,7 @@ def is_owner(file: FilePlan, copies: Mapping[str, int]) -> bool:
     return copies.get(file.share.label, 0) == file.owner
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """All files of what one participant holds. `aliases` are second names of the same bytes."""
 
@@ -100,7 +101,7 @@ class Layout:
     def pool_bytes(self) -> int:
         return sum(f.size for f in self.files)
 
-    @property
+    @cached_property
     def data_bytes(self) -> int:
         return sum(m.item.nbytes for f in self.files for m in f.members)
 

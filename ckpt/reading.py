@@ -89,23 +89,23 @@ def plan_read(
     problems: dict[str, list[str]] = {
         k: [] for k in ("missing", "mismatched", "incomplete", "kept")
     }
-    names = set()
+    names, tensors = set(), manifest.tensors
     for index, want in enumerate(wants):
-        names.add(want.name)
-        if not select(want.name):
+        name, dtype, shape, box = want
+        names.add(name)
+        if not select(name):
             continue
-        stored = manifest.tensors.get(want.name)
+        stored = tensors.get(name)
         if stored is None:
-            problems["kept" if PER_RANK in want.name else "missing"].append(want.name)
-        elif (stored.dtype, stored.shape) != (want.dtype, want.shape):
+            problems["kept" if PER_RANK in name else "missing"].append(name)
+        elif stored[:2] != (dtype, shape):
             problems["mismatched"].append(_mismatch(want, stored))
-        elif len(stored.pieces) == 1 and stored.pieces[0][3:] == want.box:
-            if stored.pieces[0].nbytes:  # by far the most frequent case, and quick
-                copies.append(Copy(index, stored.pieces[0], want.box))
+        elif len(stored[2]) == 1 and stored[2][0][3:] == box and box.elements:
+            copies.append(Copy(index, stored[2][0], box))  # by far the most frequent, and quick
         else:
-            found = copies_for(index, want.box, stored)
-            if not _is_covered(want.box, found):
-                problems["incomplete"].append(want.name)
+            found = copies_for(index, box, stored)
+            if not _is_covered(box, found):
+                problems["incomplete"].append(name)
             copies += found
     unexpected = (n for n in manifest.tensors if n not in names and select(n) and PER_RANK not in n)
     report = Report(
@@ -146,12 +146,12 @@ def _mismatch(want: Want, stored: Tensor) -> str:
     )
 
 
-def byte_range(copy: Copy, size: int) -> tuple[int, int]:
-    """First and last-plus-one byte in the file that the elements of `copy` span. `size` is that
-    of an element."""
-    piece, common = copy.piece, copy.common
-    if common == (piece.offsets, piece.lengths):
+def byte_range(copy: Copy, dtype: str) -> tuple[int, int]:
+    """First and last-plus-one byte in the file that the elements of `copy` span."""
+    _, piece, common = copy
+    if common == piece[3:]:
         return piece.offset, piece.offset + piece.nbytes
+    size = itemsize(dtype)
     first = last = 0
     for o, n, co, cn in zip(
         piece.offsets, piece.lengths, common.offsets, common.lengths, strict=True
@@ -166,8 +166,12 @@ def extents_of(copies: Iterable[Copy], wants: Sequence[Want], manifest: Manifest
     chunk = manifest.chunk_bytes
     needed: dict[int, list[tuple[int, int]]] = {}
     for copy in copies:
-        start, end = byte_range(copy, itemsize(wants[copy.want].dtype))
-        needed.setdefault(copy.piece.file, []).append((start // chunk, -(-end // chunk)))
+        start, end = byte_range(copy, wants[copy.want].dtype)
+        first, last = start // chunk, -(-end // chunk)
+        ranges = needed.setdefault(copy.piece.file, [])
+        if ranges and ranges[-1][0] <= first <= ranges[-1][1]:  # small neighbours, mostly
+            first, last = ranges[-1][0], max(last, ranges.pop()[1])
+        ranges.append((first, last))
     extents = []
     for file, ranges in sorted(needed.items()):
         size = manifest.files[file].size

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
+from ckpt import pinned
 from ckpt.errors import StateTooLarge
-
-_MADV_POPULATE_WRITE = 23
 
 
 class Region:
@@ -34,15 +32,10 @@ class Region:
         os.ftruncate(fd, size)
         return cls(fd, size)
 
-    def prefault(self, *, threads: int = 2) -> None:
-        """Touch every page once, because a first write into a fresh page costs six times as much
-        as one into a used page."""
-        step = -(-self.size // threads)
-        step += -step % mmap.PAGESIZE
-        address = self.address
-        with ThreadPoolExecutor(threads, "ckpt-prefault") as pool:
-            starts = range(0, self.size, step)
-            list(pool.map(lambda s: _populate(address + s, min(step, self.size - s)), starts))
+    def prefault(self) -> None:
+        """Have all pages now, huge ones where the system gives them."""
+        pinned.advise_huge(self._map)
+        pinned.touch(self.address, self.size)
 
     @property
     def address(self) -> int:
@@ -69,12 +62,6 @@ class Region:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _populate(address: int, size: int) -> None:
-    """Populate pages without changing bytes; on kernels before 5.14 the first copy pays instead."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)
 
 
 def _memory_available() -> int:

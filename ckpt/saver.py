@@ -20,7 +20,7 @@ from ckpt.client import Client
 from ckpt.daemon.orders import Order
 from ckpt.errors import CheckpointError, DaemonGone, SaveFailed, SaveSkipped, StagingTorn
 from ckpt.handle import Durable, SaveHandle
-from ckpt.plan import Layout, is_owner, layout_to_json
+from ckpt.plan import FilePlan, Layout, is_owner, layout_to_json
 from ckpt.progress import ProgressLine, size_text
 from ckpt.region import Region
 from ckpt.slots import Resident, Slot, Slots, Wave, cell_bytes
@@ -77,7 +77,7 @@ class Saver:
     def __init__(self, gate: Gate, slots_count: int, staging_bytes_max: int | None) -> None:
         self.client: Client | None = None
         self._gate = gate
-        self._copier = Copier()
+        self._copier = Copier(lambda: gate.is_awaited)
         self._lock = threading.RLock()
         self._ended = threading.Condition(self._lock)
         self._savings: dict[int, Saving] = {}
@@ -116,7 +116,7 @@ class Saver:
         saving.ready.record()
         if self.slots.slot_bytes_max is None:
             saving.captured, saving.snapshot = self._copier.cuda.snapshot(captured)
-        if saving.snapshot is not None:
+        if saving.snapshot is not None and len(saving.snapshot.starts) == len(saving.layout.files):
             saving.versions = None
 
     def submit_call(self, call: Callable[[], None]) -> None:
@@ -192,25 +192,53 @@ class Saver:
         sink = self._prepare(saving, slot)
         self._begin(saving, slot)
         assert saving.captured is not None
-        for number, file in enumerate(saving.layout.files):
-            if saving.wave is not None and not is_owner(file, saving.order.copies):
-                continue  # a replica writes it, and a wave keeps nothing for taking over
-            region, offset = sink.begin(number, file.size)
-            if saving.wave is not None:
-                write_header(file, region, offset)
-            self._copier.copy(
-                number,
-                saving.captured,
-                region,
-                offset,
-                snapshot=saving.snapshot,
-                ready=saving.ready,
-            )
-            self._staged(saving, number, offset)
-        if saving.versions is not None:
-            saving.versions.check(saving.captured.names)
+        taken = {} if saving.snapshot is None else saving.snapshot.starts
+        files = [n for n, file in enumerate(saving.layout.files) if self._is_ours(saving, file)]
+        self._copy_live(saving, sink, [n for n in files if n not in taken])
+        for number in files:
+            if number in taken:
+                self._staged(saving, number, self._copy(saving, sink, number))
         saving.seconds = time.perf_counter() - started
         self._seal(saving, saving.captured.plain.decode("utf-8", "surrogatepass"))
+
+    def _is_ours(self, saving: Saving, file: FilePlan) -> bool:
+        """In a wave a replica writes the rest, for a wave keeps nothing for taking over."""
+        return saving.wave is None or is_owner(file, saving.order.copies)
+
+    def _copy_live(self, saving: Saving, sink: Resident | Wave, files: Sequence[int]) -> None:
+        """Copy what optimizers may not change meanwhile, check that nothing changed, let them go
+        on. Where all that is left is up to a device, they go on before it has ended there."""
+        copied: list[tuple[int, int]] = []
+        for number in files:
+            copied.append((number, self._copy(saving, sink, number)))
+            if saving.ready is None or saving.wave is not None:
+                self._copier.cuda.finish()
+                self._staged(saving, *copied.pop())
+        if saving.versions is not None:
+            assert saving.captured is not None
+            saving.versions.check(saving.captured.names)
+            self._gate.leave_behind(self._copier.cuda.moments())
+            saving.versions = None
+        self._copier.cuda.finish()
+        for number, offset in copied:
+            self._staged(saving, number, offset)
+
+    def _copy(self, saving: Saving, sink: Resident | Wave, number: int) -> int:
+        """Copy one file into staging memory; return its offset there."""
+        assert saving.captured is not None
+        file = saving.layout.files[number]
+        region, offset = sink.begin(number, file.size)
+        if saving.wave is not None:
+            write_header(file, region, offset)
+        self._copier.copy(
+            number,
+            saving.captured,
+            region,
+            offset,
+            snapshot=saving.snapshot,
+            ready=saving.ready,
+        )
+        return offset
 
     def _prepare(self, saving: Saving, slot: Slot) -> Resident | Wave:
         layout, budget = saving.layout, self.slots.slot_bytes_max
@@ -228,13 +256,24 @@ class Saver:
             slot.headers = layout.digest
         return Resident(layout, region)
 
-    def prefault(self, layout: Layout) -> None:
+    def rehearse(self, captured: Captured) -> None:
+        """Take a snapshot that nobody reads: the device loads its kernels and finds the memory.
+        Runs on the training thread."""
+        is_on_device = any(t.is_cuda for t in captured.tensors)
+        if is_on_device and self.slots.slot_bytes_max is None:
+            _, snapshot = self._copier.cuda.snapshot(captured)
+            if snapshot is not None:
+                self._copier.cuda.give_back()
+
+    def prefault(self, layout: Layout, *, is_on_device: bool) -> None:
         """Make the memory for `layout` ready, so that the first save costs what later ones do."""
         budget = self.slots.slot_bytes_max
         size = layout.pool_bytes if budget is None else min(layout.pool_bytes, budget)
         slot = self.slots.acquire(-1, stop=lambda: True)
         if slot is not None:
-            self.slots.fit(slot, size)
+            region = self.slots.fit(slot, size)
+            if is_on_device:
+                self._copier.cuda.register(region)
             self.slots.release(slot.number, -1)
 
     def _begin(self, saving: Saving, slot: Slot) -> None:

@@ -19,7 +19,7 @@ from ckpt.capture import Captured
 from ckpt.errors import StagingTorn
 from ckpt.plan import LARGE_BYTES, FilePlan, Member
 from ckpt.region import Region
-from ckpt.staging_cuda import CudaCopier, Snapshot
+from ckpt.staging_cuda import CudaCopier, Moment, Snapshot
 from ftcore.statedict.memory import is_plain_memory
 
 # Work is dealt to two threads in pieces of this size: small enough to end together.
@@ -48,9 +48,15 @@ class Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._open_copies = 0
+        self._waiting = 0
+        self._moments: tuple[Moment, ...] = ()
         self.waited_s = 0.0
-        self._on_wait: list[Callable[[], None]] = []
         self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a step waits right now."""
+        return self._waiting > 0
 
     def enter(self, *, holds: bool = True) -> None:
         """A copy begins. It holds optimizers back unless it reads a snapshot."""
@@ -60,22 +66,28 @@ class Gate:
     def leave(self, *, held: bool = True) -> None:
         with self._changed:
             self._open_copies -= held
+            self._moments = ()
+            self._changed.notify_all()
+
+    def leave_behind(self, moments: Sequence[Moment]) -> None:
+        """All is queued on devices: from here on steps wait there, and not on the host."""
+        with self._changed:
+            self._open_copies -= 1
+            self._moments = tuple(moments)
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Return once nothing is being copied any more."""
-        for before in list(self._on_wait):
-            before()
-        if not self._open_copies:
-            return
-        started = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._open_copies)
-        self.waited_s += time.perf_counter() - started
-
-    def before_wait(self, call: Callable[[], None]) -> None:
-        """Run `call` before each optimizer step, on the thread that steps."""
-        self._on_wait.append(call)
+        """Return once nothing is being copied any more, or will not be when the device gets to
+        what this thread queues next."""
+        if self._open_copies:
+            started = time.perf_counter()
+            with self._changed:
+                self._waiting += 1
+                self._changed.wait_for(lambda: not self._open_copies)
+                self._waiting -= 1
+            self.waited_s += time.perf_counter() - started
+        for moment in self._moments:
+            moment.delay()
 
     def close(self) -> None:
         self._handle.remove()
@@ -119,11 +131,11 @@ class Copier:
     """Copies tensors in host memory with two threads, and has those on devices copied.
     Destination views are made once and kept."""
 
-    def __init__(self) -> None:
-        self.cuda = CudaCopier()
+    def __init__(self, is_awaited: Callable[[], bool]) -> None:
+        self.cuda = CudaCopier(is_awaited)
         self._pool = ThreadPoolExecutor(COPY_THREADS, "ckpt-copy", initializer=_yield_to_training)
         self._bases: dict[int, torch.Tensor] = {}
-        self._views: dict[tuple[str, int, int, int], list[torch.Tensor]] = {}
+        self._views: dict[tuple[str, int, int, int], Targets] = {}
 
     def copy(
         self,
@@ -135,32 +147,30 @@ class Copier:
         snapshot: Snapshot | None = None,
         ready: Any = None,
     ) -> None:
-        """Put the members of file `number` into `region` at `offset`. For tensors on a device,
-        from their snapshot, or else once the event `ready` has passed."""
+        """Put the members of file `number` into `region` at `offset`, from the snapshot if that
+        has the file. Else tensors on a device are read once the event `ready` has passed, and have
+        arrived after `cuda.finish()`."""
         file = captured.layout.files[number]
-        sources = captured.sources(number)
-        views = self._targets(file, captured.layout.digest, region, offset)
-        units: list[Callable[[], object]] = []
-        small: list[int] = []
-        if snapshot is not None:
+        if snapshot is not None and number in snapshot.starts:
             target = self._base(region)[offset : offset + file.size]
             self.cuda.copy_snapshot(snapshot, number, file, target)
             return
-        on_device = [n for n, source in enumerate(sources) if source.is_cuda and source.numel()]
+        sources = captured.sources(number)
+        targets = self._targets(file, captured.layout.digest, region, offset)
+        on_device = {n for n, source in enumerate(sources) if source.is_cuda}
         if on_device:
-            targets = [views[n] for n in on_device]
-            self.cuda.copy_tensors(targets, [sources[n] for n in on_device], ready)
-        for place, member in enumerate(file.members):
-            if sources[place].is_cuda:
-                continue
-            if member.item.nbytes >= LARGE_BYTES:
-                units += _units(sources[place], views[place], region, offset + member.offset)
-            elif member.item.nbytes:
-                small.append(place)
-        for start in range(0, len(small), SMALL_BATCH):
-            batch = small[start : start + SMALL_BATCH]
-            targets = [views[n] for n in batch]
-            units.append(partial(_copy_many, targets, [sources[n] for n in batch]))
+            moved = [n for n in on_device if sources[n].numel()]
+            views = [targets.views[n] for n in moved]
+            self.cuda.copy_tensors(views, [sources[n] for n in moved], ready)
+        units: list[Callable[[], object]] = []
+        for n in targets.large:
+            if n not in on_device:
+                start = offset + file.members[n].offset
+                units += _units(sources[n], targets.views[n], region, start)
+        for batch in targets.small:
+            if here := [n for n in batch if n not in on_device]:
+                views = [targets.views[n] for n in here]
+                units.append(partial(_copy_many, views, [sources[n] for n in here]))
         for done in [self._pool.submit(unit) for unit in units]:
             done.result()
 
@@ -181,17 +191,34 @@ class Copier:
             self._bases[address] = torch.frombuffer(region.view, dtype=torch.uint8)
         return self._bases[address]
 
-    def _targets(
-        self, file: FilePlan, digest: str, region: Region, offset: int
-    ) -> list[torch.Tensor]:
+    def _targets(self, file: FilePlan, digest: str, region: Region, offset: int) -> Targets:
         key = (digest, region.address, offset, id(file))
         found = self._views.get(key)
         if found is None:
             if len(self._views) > 256:
                 self._views.clear()
-            base = self._base(region)
-            found = self._views[key] = [target_view(base, m, offset) for m in file.members]
+            found = self._views[key] = targets_of(file, self._base(region), offset)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the members of a file go: views of staging memory, and by place the members that are
+    copied in pieces and those that are copied many at a time."""
+
+    views: list[torch.Tensor]
+    large: list[int]
+    small: list[list[int]]
+
+
+def targets_of(file: FilePlan, base: torch.Tensor, offset: int) -> Targets:
+    sizes = [member.item.nbytes for member in file.members]
+    small = [n for n, size in enumerate(sizes) if 0 < size < LARGE_BYTES]
+    return Targets(
+        views=[target_view(base, member, offset) for member in file.members],
+        large=[n for n, size in enumerate(sizes) if size >= LARGE_BYTES],
+        small=[small[at : at + SMALL_BATCH] for at in range(0, len(small), SMALL_BATCH)],
+    )
 
 
 def target_view(base: torch.Tensor, member: Member, offset: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 Message = dict[str, Any]
 _HEADER = struct.Struct("<IB")
 _FDS_MAX = 64

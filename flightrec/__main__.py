@@ -142,6 +142,22 @@ def diff(left: str, right: str, ranks: str | None) -> int:
 
 @main.command()
 @paths
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="One small file.")
+def digest(paths: tuple[str, ...], out: str) -> int:
+    """Put all that the verdict needs of this host's dumps into one small file.
+
+    `flightrec analyze` takes digests and dumps, mixed, and says the same as from the dumps alone.
+    """
+    from flightrec.loading import digest_of
+
+    data, count = digest_of(paths)
+    write(out, data)
+    click.echo(f"{count} dumps in {out}: {len(data) / count / 1024:.1f} KiB each")
+    return HEALTHY
+
+
+@main.command()
+@paths
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="A new folder.")
 def anonymize(paths: tuple[str, ...], out: str) -> int:
     """Copy dumps and logs without names, for a bug report: the verdict stays the same."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
+from flightrec.lanes import RETIRED_MEANS_ENDED
 from flightrec.model import Finding, Kind
+from flightrec.strays import own_way
 from flightrec.suspects import Case, Suspect, shown
 from flightrec.waits import Waits
 
@@ -107,16 +110,38 @@ def _judged(
     suspects = []
     for rank in wrong:
         call, site = case.call_at(*b, of=rank)
-        suspects.append(
-            Suspect(
-                rank=rank,
-                kind=Kind.ORDER_INVERSION,
-                group=b[0],
-                seq=b[1],
-                call=call,
-                site=site,
-                confidence=0.9,
-                because=because,
-            )
+        inverted = Suspect(
+            rank=rank,
+            kind=Kind.ORDER_INVERSION,
+            group=b[0],
+            seq=b[1],
+            call=call,
+            site=site,
+            confidence=0.9,
+            because=because,
         )
+        suspects.append(_or_left_out(case, inverted, a))
     return suspects, [finding]
+
+
+def _or_left_out(case: Case, inverted: Suspect, other: tuple[int, int]) -> Suspect:
+    """A call that was left out is called in another order, too: that of the next time round. The
+    rank's own past tells the two apart, or that the other call never came."""
+    own = own_way(case, inverted.rank)
+    if own is not None and own.kind is not Kind.ORDER_INVERSION:
+        return replace(own, confidence=inverted.confidence)
+    if own is not None or _place(case, inverted.rank, *other) < float("inf"):
+        return inverted
+    if case.op(inverted.call).endswith("barrier"):
+        return replace(inverted, kind=Kind.UNEVEN_INPUTS)
+    if case.records.ranks[inverted.rank].library in RETIRED_MEANS_ENDED:
+        return inverted  # each call blocks: the other one might have come next
+    call, _ = case.call_at(*other)
+    return replace(
+        inverted,
+        kind=Kind.SKIPPED_CALL,
+        group=other[0],
+        seq=other[1],
+        call=call,
+        because=(*inverted.because, "it never called the latter, though it need not have waited"),
+    )

@@ -150,10 +150,10 @@ def _joined(dumps: Report, logs: Report) -> Report:
     )
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, content: str | bytes) -> None:
     """Write an output file. Raises BadSetting when that cannot be done."""
     try:
-        Path(path).write_text(text)
+        Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise BadSetting(f"cannot write {path}: {error.strerror or error}", path=path) from error
 

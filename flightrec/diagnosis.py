@@ -29,6 +29,7 @@ from flightrec.stragglers import straggler_suspects
 from flightrec.suspects import Case, Suspect, shown
 from flightrec.waits import Key, Waits, who_waits
 
+SURE = 0.7  # confidence from which a living rank explains a hang better than an absent one
 WAITS_FOR_MAX = 16  # ranks that one consequence names
 
 
@@ -41,6 +42,7 @@ def diagnose(records: Records, evidence: Evidence) -> Report:
     waits = who_waits(records, case.lanes, parted)
     suspects = _mismatches(case, divergences, roots, waits)
     more, findings = root_suspects(case, waits, parted, evidence)
+    more = _unless_living_explain(case, parted, more, evidence)
     suspects += _unless_limits_differ(case, waits, more)
     suspects, excused = _unless_others_explain(suspects, evidence)
     findings += excused
@@ -108,12 +110,55 @@ def _unless_limits_differ(case: Case, waits: Waits, suspects: list[Suspect]) -> 
     return early + [suspect for suspect in suspects if suspect.group not in groups]
 
 
+def _unless_living_explain(
+    case: Case, parted: Mapping[int, int], suspects: list[Suspect], evidence: Evidence
+) -> list[Suspect]:
+    """Dumps get lost: suppose that absent ranks did their part, and see whether the hang is still
+    there. If a living rank explains it then, it is added to the suspects."""
+    absent = _merely_absent(suspects, evidence)
+    if not absent or len(absent) < len(suspects):
+        return suspects
+    excused = {s.rank for s in absent}
+    waits = who_waits(case.records, case.lanes, parted, excused=excused)
+    living, _ = root_suspects(case, waits, parted, evidence)
+    # With a member gone a call may look completed on some: that tells nothing of devices.
+    sure = {Kind.DIED: 2.0, Kind.DEVICE_STALL: 0.85}
+    if not living:
+        waits = _without_dead_ends(case, waits, excused)
+        living, _ = root_suspects(case, waits, parted, evidence)
+        sure[Kind.DEVICE_STALL] = 2.0
+    return suspects + [s for s in living if s.confidence >= sure.get(s.kind, SURE)]
+
+
+def _without_dead_ends(case: Case, waits: Waits, excused: set[int]) -> Waits:
+    """Whoever waits for nothing but excused ranks, or for those who do, waits for what they wait
+    for: of that nothing is known, so these ranks are left out."""
+    blocked, lacks = dict(waits.blocked), dict(waits.lacks)
+    while ends := {
+        rank
+        for rank, call in blocked.items()
+        if not lacks[waits.key(rank)]
+        and excused.intersection(case.records.groups[call.group].ranks)
+    }:
+        blocked = {rank: call for rank, call in blocked.items() if rank not in ends}
+        lacks = {
+            key: tuple(lack for lack in found if lack.rank not in ends)
+            for key, found in lacks.items()
+        }
+    return replace(waits, blocked=blocked, lacks=lacks)
+
+
+def _merely_absent(suspects: Sequence[Suspect], evidence: Evidence) -> list[Suspect]:
+    """Those said to have died for nothing more than their missing dump."""
+    known = {e.rank for e in evidence.exits} | {s.rank for s in evidence.ras if s.is_dead}
+    return [s for s in suspects if s.kind is Kind.DIED and s.rank not in known]
+
+
 def _unless_others_explain(
     suspects: list[Suspect], evidence: Evidence
 ) -> tuple[list[Suspect], list[Finding]]:
     """Dumps get lost: beside another fault, absence alone accuses nobody."""
-    known = {e.rank for e in evidence.exits} | {s.rank for s in evidence.ras if s.is_dead}
-    absent = [s for s in suspects if s.kind is Kind.DIED and s.rank not in known]
+    absent = _merely_absent(suspects, evidence)
     others = [s for s in suspects if s not in absent]
     if not absent or not others:
         return suspects, []
@@ -144,10 +189,17 @@ def _ranked(suspects: Iterable[Suspect], waits: Waits) -> list[Suspect]:
     best: dict[int, Suspect] = {}
     for suspect in suspects:
         known = best.get(suspect.rank)
-        if known is None or suspect.confidence > known.confidence:
+        if known is None or _comes_before(suspect, known):
             best[suspect.rank] = suspect
     reached = {rank: _reach(rank, waits) for rank in best}
     return sorted(best.values(), key=lambda s: (-s.confidence, -reached[s.rank], s.rank))
+
+
+def _comes_before(one: Suspect, other: Suspect) -> bool:
+    """In one group the earlier call is the cause, between groups the surer suspicion."""
+    if one.group == other.group and one.seq != other.seq and None not in (one.seq, other.seq):
+        return (one.seq or 0) < (other.seq or 0)
+    return one.confidence > other.confidence
 
 
 def _reach(rank: int, waits: Waits) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import compress
 
 from flightrec.errors import BadDump
 from flightrec.fastlane import FastLane
@@ -27,6 +28,7 @@ class LocalGroup:
     desc: str
     ranks: tuple[int, ...] | None
     frontier: Frontier | None = None
+    is_global: bool = False  # its ranks are those of the job, whatever the default group says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,15 @@ class Dump:
 
     version: str
     library: str
-    rank_hint: int | None  # the rank, when the content tells
+    rank: int | None  # when the file says it
+    rank_hint: int | None  # what its sends and receives in the default group show
     groups: tuple[LocalGroup, ...]
     calls: tuple[Call, ...]
     sites: tuple[Site, ...]
     columns: Columns
     first_record_id: int
     problems: tuple[str, ...] = ()
+    host: str = ""
 
 
 def read_dump(data: bytes) -> Dump:
@@ -105,27 +109,62 @@ def _finish(top: Mapping[str, object], reducer: Reducer, problems: list[str]) ->
         problems.append(f"{reducer.bad} entries made no sense and were left out")
     calls = tuple(reducer.calls)
     library = next((call.library for call in calls if call.library), "")
-    hint = top.get("rank", top.get("global_rank"))
+    rank = top.get("rank", top.get("global_rank"))
+    live = _live_groups(top)
     return Dump(
         version=text(top.get("version")),
         library=library,
-        rank_hint=hint if isinstance(hint, int) else _rank_from_p2p(reducer),
-        groups=_groups(top, reducer),
+        rank=rank if isinstance(rank, int) else None,
+        rank_hint=_rank_from_p2p(reducer),
+        groups=_groups(top, reducer, live),
         calls=calls,
         sites=tuple(reducer.sites),
-        columns=Columns(
-            group=reducer.group,
-            seq=reducer.seq,
-            p2p_seq=reducer.p2p_seq,
-            call=reducer.call,
-            site=reducer.site,
-            flags=reducer.flags,
-            created_ns=reducer.created_ns,
-            duration_ms=_kept_if_any(reducer.duration_ms),
-        ),
+        columns=_without_dead_groups(_columns(reducer), list(reducer.groups), live),
         first_record_id=reducer.first_record_id or 0,
         problems=tuple(problems),
+        host=text(top.get("host")),
     )
+
+
+def _columns(reducer: Reducer) -> Columns:
+    return Columns(
+        group=reducer.group,
+        seq=reducer.seq,
+        p2p_seq=reducer.p2p_seq,
+        call=reducer.call,
+        site=reducer.site,
+        flags=reducer.flags,
+        created_ns=reducer.created_ns,
+        duration_ms=_kept_if_any(reducer.duration_ms),
+    )
+
+
+def _live_groups(top: Mapping[str, object]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What `annotated` wrote: description -> name -> global ranks."""
+    return {
+        desc: {name: parse_ranks(ranks) for name, ranks in _mapping(named).items()}
+        for desc, named in _mapping(top.get("live_groups")).items()
+    }
+
+
+def _without_dead_groups(
+    columns: Columns,
+    groups: Sequence[tuple[object, ...]],
+    live: Mapping[str, Mapping[str, object]],
+) -> Columns:
+    """Leave out the entries of groups whose like live now, but not they."""
+    dead = {i for i, key in enumerate(groups) if _is_dead(key, live)}
+    if not dead:
+        return columns
+    kept = bytes(group not in dead for group in columns.group)
+    arrays = {c.name: getattr(columns, c.name) for c in fields(Columns)}
+    return Columns(**{n: array(a.typecode, compress(a, kept)) for n, a in arrays.items()})
+
+
+def _is_dead(key: tuple[object, ...], live: Mapping[str, Mapping[str, object]]) -> bool:
+    _, name, *rest = key
+    desc = text(rest[0]) if rest else ""
+    return desc in live and text(name) not in live[desc]
 
 
 def _kept_if_any(durations: array[float]) -> array[float]:
@@ -133,35 +172,49 @@ def _kept_if_any(durations: array[float]) -> array[float]:
 
 
 def _rank_from_p2p(reducer: Reducer) -> int | None:
-    """The own end of a send or recv in the default group: "send 0->1" was written by rank 0."""
-    for key in reducer.groups:
-        if key[-1] == "default_pg":
-            own = {call.own for call in reducer.calls if call.own is not None}
-            return own.pop() if len(reducer.groups) == 1 and len(own) == 1 else None
-    return None
+    """The own end of sends and receives in the default group: "send 0->1" was written by rank 0."""
+    ends = {i: call.own for i, call in enumerate(reducer.calls) if call.own is not None}
+    default = {i for i, key in enumerate(reducer.groups) if key[-1] == "default_pg"}
+    if not ends or not default:
+        return None
+    used = set(zip(reducer.group, reducer.call, strict=True))
+    own = {ends[call] for group, call in used if group in default and call in ends}
+    return own.pop() if len(own) == 1 else None
 
 
-def _groups(top: Mapping[str, object], reducer: Reducer) -> tuple[LocalGroup, ...]:
+def _groups(
+    top: Mapping[str, object],
+    reducer: Reducer,
+    live: Mapping[str, Mapping[str, tuple[int, ...]]],
+) -> tuple[LocalGroup, ...]:
     """The groups that have entries, in order of first use, then those only configured."""
     configured = _configured(top.get("pg_config"))
     status = _mapping(top.get("pg_status"))
     groups = []
     for pg_id, name, *rest in reducer.groups:
         desc = text(rest[0]) if rest else ""
-        ranks = _ranks_of(configured, text(name), desc)
+        known = live.get(desc, {}).get(text(name))
         groups.append(
             LocalGroup(
                 pg_id=pg_id if isinstance(pg_id, int) else None,
                 name=text(name),
                 desc=desc,
-                ranks=ranks,
+                ranks=known or _ranks_of(configured, text(name), desc),
                 frontier=_frontier(status.get(text(pg_id))),
+                is_global=known is not None,
             )
         )
     used = {group.name for group in groups}
+    named = {name for by_name in live.values() for name in by_name}
     for name, (desc, ranks) in configured.items():
-        if name not in used and ranks and name:
+        if name not in used | named and ranks and name:
             groups.append(LocalGroup(pg_id=None, name=name, desc=desc, ranks=ranks))
+    for desc, by_name in live.items():
+        groups += [
+            LocalGroup(pg_id=None, name=name, desc=desc, ranks=ranks, is_global=True)
+            for name, ranks in by_name.items()
+            if name not in used
+        ]
     return tuple(groups)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +16,9 @@ from flightrec.logs import looks_like_log, rank_from_name, read_logs
 from flightrec.model import Evidence, Exit, RasState, Stack
 from flightrec.ras import looks_like_ras, read_ras
 from flightrec.stacks import looks_like_stack, read_stacks
+from flightrec.unpacking import FILE_BYTES_MAX, Unpacked, is_packed, unpack
 
 HEAD_BYTES = 256 << 10  # enough to see what a text is; training output may precede the first line
-FILE_BYTES_MAX = 512 << 20  # a log above this is not read: cut it first
 FILES_MAX = 200_000
 FIRST_BYTES = 4096  # enough to tell JSON and pickles
 LOG_SUFFIXES = {".log", ".txt", ".out", ".err"}
@@ -58,13 +59,28 @@ def collect(
 
     Raises BadEvidence when a file that is named for a purpose cannot be read.
     """
-    found: dict[str, str] = {}
-    for kind, named in (("log", logs), ("ras", ras), ("stack", stacks), ("exit", exits)):
-        for path in _files(named, must_exist=True):
-            found[path] = kind
-    for file in evidence_files(paths):
-        found.setdefault(file.path, file.kind)
-    return _read(dict(sorted(found.items())), tuple(notes))
+    found: dict[str, TextFile] = {}
+    with tempfile.TemporaryDirectory(prefix="flightrec-") as folder:
+        for kind, named in (("log", logs), ("ras", ras), ("stack", stacks), ("exit", exits)):
+            for one in _texts(named, Path(folder), must_exist=True):
+                found[one.name] = TextFile(path=one.path, kind=kind)
+        for one in _texts(paths, Path(folder)):
+            told = _kind_of(one.path)
+            if told:
+                found.setdefault(one.name, TextFile(path=one.path, kind=told))
+        return _read(dict(sorted(found.items())), tuple(notes))
+
+
+def _texts(paths: Sequence[str], folder: Path, *, must_exist: bool = False) -> Iterator[Unpacked]:
+    """Local files, and those in archives and object stores, which are laid into `folder`."""
+    local = [path for path in paths if "://" not in path]
+    for file in _files(local, must_exist=must_exist):
+        if is_packed(file):
+            yield from unpack(file, folder)
+        else:
+            yield Unpacked(file, file)
+    for url in (path for path in paths if "://" in path):
+        yield from unpack(url, folder)
 
 
 def evidence_files(paths: Sequence[str]) -> list[TextFile]:
@@ -73,19 +89,21 @@ def evidence_files(paths: Sequence[str]) -> list[TextFile]:
     return [TextFile(path=path, kind=kind) for path, kind in kinds.items() if kind]
 
 
-def _read(found: dict[str, str], notes: tuple[str, ...]) -> Beside:
-    of = {kind: [p for p, k in found.items() if k == kind] for kind in set(found.values())}
-    book = read_logs((path, lines_of_file(path)) for path in of.get("log", []))
+def _read(found: dict[str, TextFile], notes: tuple[str, ...]) -> Beside:
+    def of(kind: str) -> list[tuple[str, str]]:
+        return [(name, file.path) for name, file in found.items() if file.kind == kind]
+
+    book = read_logs((name, lines_of_file(path)) for name, path in of("log"))
     pids = {log.pid: rank for rank, log in book.ranks.items() if log.pid is not None}
     stacks: list[Stack] = []
-    for path in of.get("stack", []):
-        stacks += read_stacks(_text(path), source=path, pids=pids)
+    for name, path in of("stack"):
+        stacks += read_stacks(_text(path), source=name, pids=pids)
     ras: list[RasState] = []
-    for path in of.get("ras", []):
-        ras += read_ras(_text(path), source=path)
+    for name, path in of("ras"):
+        ras += read_ras(_text(path), source=name)
     exits: list[Exit] = list(exits_from_logs(book))
-    for path in of.get("exit", []):
-        exits += read_exits(_text(path), source=path)
+    for name, path in of("exit"):
+        exits += read_exits(_text(path), source=name)
     evidence = Evidence(
         exits=_one_each(exits),
         stacks=tuple(_once(stacks)),
@@ -138,7 +156,7 @@ def _fullness(state: RasState) -> tuple[int, int, int, str]:
 
 
 def _files(paths: Sequence[str], *, must_exist: bool = False) -> Iterator[str]:
-    """Local files under `paths`, sorted. URLs and globs hold dumps only."""
+    """Local files under `paths`, sorted. Globs hold dumps only."""
     count = 0
     for given in paths:
         path = Path(given)

@@ -18,6 +18,7 @@ from operator import itemgetter
 from flightrec.reducer import Reducer
 
 SHAPES_MAX = 8  # different shapes of entries that are remembered
+ROWS_MAX = 4  # tensors of one side whose sizes are taken in a numbered pickle
 KNOWN_MAX = 1 << 16  # different combinations of group, call and stack that are remembered
 
 _GET = rb"h.|j.{4}"
@@ -30,15 +31,44 @@ _INLINE = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range
 @dataclass(frozen=True, slots=True)
 class _Grammar:
     """The expressions of values. torch's own pickles (protocol 2) hold neither memo marks behind
-    containers nor strings inside entries, and their expressions compile far faster."""
+    containers nor strings inside entries, and their expressions compile far faster.
+
+    What Python writes in protocols 2 and 3 has marks with numbers that grow from entry to entry,
+    so there only what lies between them is captured (`pieces`), not whole values.
+    """
 
     put: bytes
     word: bytes
     any_value: bytes
     values: Mapping[str, bytes]
+    pieces: Mapping[str, bytes] | None = None
 
     def of(self, key: str, part: str) -> bytes:
         return _NUMBER if part == "number" else self.values.get(key, self.any_value)
+
+    def captured(self, key: str) -> bytes:
+        """A value that is known by the bytes that its captures take."""
+        assert self.pieces is not None
+        return self.pieces.get(key, b"(" + self.word + b"|" + _NUMBER + b")")
+
+
+def _numbered_grammar() -> _Grammar:
+    put, word = rb"(?:q.|r.{4})", rb"(?:" + _GET + rb")"
+
+    def row(item: bytes) -> bytes:
+        return rb"\]%s(?:\(((?:%s)*+)e|(%s)a)?" % (put, item, item)
+
+    rows = b"".join(rb"(?:%s)?" % row(_INT) for _ in range(ROWS_MAX))
+    sizes = rb"\]%s(?:\(%se|%sa)?" % (put, rows, row(_INT))
+    pieces = {
+        "frames": row(word),
+        "process_group": rb"(%s)(%s)\x86%s" % (word, word, put),
+        "input_sizes": sizes,
+        "output_sizes": sizes,
+        "input_dtypes": row(word),
+        "output_dtypes": row(word),
+    }
+    return _Grammar(put, word, b"", _grammar(2).values, pieces)
 
 
 def _grammar(protocol: int) -> _Grammar:
@@ -68,6 +98,7 @@ def _grammar(protocol: int) -> _Grammar:
 
 
 _GRAMMARS = {protocol: _grammar(protocol) for protocol in (2, 4)}
+_NUMBERED = _numbered_grammar()
 # What the keys that are asked for are part of; see _part for the others.
 _PART = {
     "frames": "known",
@@ -112,7 +143,11 @@ class _Shape:
         for part, run in groupby(keys, key=lambda key: _part(key, sample[key])):
             run_keys = list(run)
             body = b"".join(_get(numbers[key]) + grammar.of(key, part) for key in run_keys)
-            if part == "known":
+            if part == "known" and grammar.pieces is not None:
+                known = [_get(numbers[key]) + grammar.captured(key) for key in run_keys]
+                pattern += b"".join(known)
+                parts += [part] * sum(re.compile(one, re.DOTALL).groups for one in known)
+            elif part == "known":
                 pattern += b"(" + body + b")"
                 parts.append(part)
             elif part == "number":
@@ -210,6 +245,8 @@ class FastLane:
         names = tuple(entry)
         shape = self._shapes.get(names)
         if shape is None:
+            if self._data[at + 1 : at + 2] in (b"q", b"r"):
+                self._grammar = _NUMBERED
             shape = self._new_shape(names, entry, memo)
         match = shape.pattern.match(self._data, at) if shape else None
         self._learned += 1

@@ -66,7 +66,8 @@ def _members_of(
     offset = _offset(rank, dump)
     found = []
     for group in dump.groups:
-        ranks = tuple(member + offset for member in group.ranks or ())
+        by = 0 if group.is_global else offset
+        ranks = tuple(member + by for member in group.ranks or ())
         found.append(ranks if rank in ranks else silent[(group.name, group.desc)])
     return tuple(found)
 

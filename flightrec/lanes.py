@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 
 from flightrec.model import (
     FLAG_RETIRED,
@@ -113,6 +114,7 @@ class _Builder:
     kinds: bytes
     tokens: list[Token]
     combined: dict[tuple[int, ...], int]
+    known: dict[object, Lane] = field(default_factory=dict)
 
     def lanes_of(self, record: RankRecord) -> list[Lane]:
         if record.columns is None:
@@ -123,6 +125,21 @@ class _Builder:
         return lanes + [self._lane(record, group, array("I")) for group in sorted(unused)]
 
     def _lane(self, record: RankRecord, group: int, at: array[int]) -> Lane:
+        """Ranks of one role have equal columns, which are one object: their lanes share arrays."""
+        c = record.columns
+        assert c is not None
+        ids = tuple(map(id, (c.seq, c.p2p_seq, c.call, c.site, c.flags)))
+        key = (ids, record.first_record_id > 0, record.library, at.tobytes())
+        if key not in self.known:
+            self.known[key] = self._built(record, group, at)
+        lane = copy(self.known[key])
+        lane.rank, lane.group = record.rank, group
+        status = record.frontiers.get(group)
+        if status is not None and not lane.p2p and record.library.startswith("nccl"):
+            lane.issued = max(lane.issued, status.last_enqueued)
+        return lane
+
+    def _built(self, record: RankRecord, group: int, at: array[int]) -> Lane:
         columns = record.columns
         assert columns is not None
         calls = _pick(columns.call, at)
@@ -134,6 +151,10 @@ class _Builder:
         flags = bytes(_pick(columns.flags, at))
         tokens = array("I", map(self.token_of_call.__getitem__, calls))
         sites = _pick(columns.site, at)
+        if record.first_record_id > 0 and at and at[0] == 0:
+            torn = _torn_launch(seq, calls, self.kinds)
+            seq, tokens, calls, sites, at = (c[torn:] for c in (seq, tokens, calls, sites, at))
+            flags = flags[torn:]
         if len(set(seq)) < len(seq):
             seq, tokens, calls, sites, at, flags = self._merged(
                 seq, tokens, calls, sites, at, flags
@@ -147,9 +168,6 @@ class _Builder:
         lane.is_wrapped = record.first_record_id > 0
         lane.is_contiguous = not seq or seq[-1] - seq[0] == len(seq) - 1
         lane.issued = seq[-1] if seq else 0
-        status = record.frontiers.get(group)
-        if status is not None and not p2p and record.library.startswith("nccl"):
-            lane.issued = max(lane.issued, status.last_enqueued)
         return lane
 
     def _without_p2p(
@@ -232,6 +250,13 @@ class _Builder:
                 )
             )
         return self.combined[parts]
+
+
+def _torn_launch(seq: Sequence[int], calls: Sequence[int], kinds: bytes) -> int:
+    """How many entries at the start of a wrapped ring are the rest of a launch of several calls,
+    whose beginning is gone."""
+    size = next((i for i, number in enumerate(seq) if number != seq[0]), len(seq))
+    return size if size > 1 or kinds[calls[0]] == 2 else 0
 
 
 def _split(columns: Columns) -> dict[int, array[int]]:

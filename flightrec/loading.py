@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from flightrec.digest import MAGIC, SUFFIX, pack, unpack
 from flightrec.dump import Dump
 from flightrec.entries import read_entries
 from flightrec.errors import BadDump, NoDumps
@@ -30,13 +32,50 @@ def load_paths(
     paths: Sequence[str], *, quorum: int | None = None, processes: int | None = None
 ) -> Records:
     """Read all dumps that `paths` lead to. Raises NoDumps when there is not a single one."""
-    sources, problems = _of_one_quorum(find_sources(paths), quorum)
-    chosen, more = _one_for_each_rank(_reduced(sources, processes))
+    found = find_sources(paths)
+    digests = [source for source in found if is_digest(source)]
+    ready = [result for source in digests for result in _results_of(source)]
+    plain = [source for source in found if source not in digests]
+    sources, problems = _of_one_quorum([*plain, *(source for source, _ in ready)], quorum)
+    kept = set(sources)
+    results = _reduced([source for source in plain if source in kept], processes)
+    results += [result for result in ready if result[0] in kept]
+    chosen, more = _one_for_each_rank(results)
     if not chosen:
         named = ", ".join(map(str, paths))
         raise NoDumps(f"no flight-recorder dump in {named}: {_why(more, len(sources))}")
     quorums = {source.quorum for source, _ in chosen.values() if source.quorum is not None}
     return _merged(chosen, tuple(problems + more), max(quorums, default=None))
+
+
+def digest_of(paths: Sequence[str], *, processes: int | None = None) -> tuple[bytes, int]:
+    """All that the verdict needs of the dumps in `paths`, and how many dumps that are. Raises
+    NoDumps when there is not a single one."""
+    results = sorted(_reduced(find_sources(paths), processes), key=lambda result: result[0])
+    count = sum(isinstance(dump, Dump) for _, dump in results)
+    if not count:
+        raise NoDumps(f"no flight-recorder dump in {', '.join(map(str, paths))}")
+    return pack(results), count
+
+
+def is_digest(source: Source) -> bool:
+    """By its first bytes, where they can be had cheaply; in archives and stores by its name."""
+    if source.member or "://" in source.path:
+        return (source.member or source.path).endswith(SUFFIX)
+    try:
+        with open(source.path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _results_of(digest: Source) -> list[Result]:
+    for _, data in read_many([digest]):
+        try:
+            return [(digest, data)] if isinstance(data, BadDump) else unpack(data, str(digest))
+        except BadDump as error:
+            return [(digest, error)]
+    return []
 
 
 def _why(problems: Sequence[Problem], files: int) -> str:
@@ -92,7 +131,9 @@ def _one_for_each_rank(
         if isinstance(dump, BadDump):
             problems.append(Problem(source=str(source), what=str(dump), remedy=dump.remedy))
             continue
-        rank = source.rank if source.rank is not None else dump.rank_hint
+        rank = _rank_of(source, dump)
+        if dump.rank is None and rank is not None and source.rank not in (None, rank):
+            problems.append(_misnamed(source, rank))
         if rank is None:
             problems.append(_rankless(source))
             continue
@@ -112,6 +153,21 @@ def _ends_at(item: tuple[Source, Dump]) -> tuple[int, int, Source]:
     return (created[-1] if created else 0, with_stacks, item[0])
 
 
+def _rank_of(source: Source, dump: Dump) -> int | None:
+    """What the file says, then its name, unless its own sends and receives contradict the name."""
+    named, shown = source.rank, dump.rank_hint
+    if dump.rank is not None or named is None or shown is None:
+        return dump.rank if dump.rank is not None else shown if named is None else named
+    members = next((g.ranks for g in dump.groups if g.desc == "default_pg" and g.ranks), ())
+    fits = not members or named % len(members) == shown  # torchft counts from 0 in each group
+    return named if fits else shown
+
+
+def _misnamed(source: Source, rank: int) -> Problem:
+    what = f"the name says rank {source.rank}, but its sends and receives are those of rank {rank}"
+    return Problem(source=str(source), what=what)
+
+
 def _rankless(source: Source) -> Problem:
     what = "neither the name nor the content tells of which rank this dump is"
     return Problem(source=str(source), what=what, remedy="Name it …_rank_<number>.")
@@ -127,19 +183,31 @@ def _merged(
 ) -> Records:
     """Give groups, calls and sites one numbering, in rank order."""
     grouping = unify({rank: dump for rank, (_, dump) in chosen.items()})
-    calls: dict[Call, int] = {}
-    sites: dict[Site, int] = {}
-    ranks = {rank: _record(rank, *chosen[rank], grouping, calls, sites) for rank in sorted(chosen)}
+    tables = _Tables()
+    ranks = {rank: _record(rank, *chosen[rank], grouping, tables) for rank in sorted(chosen)}
     sources = {rank: source for rank, (source, _) in chosen.items()}
     return Records(
         ranks=ranks,
         groups=grouping.groups,
-        calls=tuple(calls),
-        sites=tuple(sites),
+        calls=tuple(tables.calls),
+        sites=tuple(tables.sites),
         problems=problems,
         quorum=quorum,
         reread=_Reread(sources, grouping),
     )
+
+
+class _Tables:
+    """What all ranks number alike, and columns, each once however many ranks have it."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Call, int] = {}
+        self.sites: dict[Site, int] = {}
+        self._columns: dict[bytes, array[int]] = {}
+
+    def one(self, column: array[int]) -> array[int]:
+        key = hashlib.blake2b(column.tobytes(), key=column.typecode.encode()).digest()
+        return self._columns.setdefault(key, column)
 
 
 def _record(
@@ -147,17 +215,20 @@ def _record(
     source: Source,
     dump: Dump,
     grouping: Grouping,
-    calls: dict[Call, int],
-    sites: dict[Site, int],
+    tables: _Tables,
 ) -> RankRecord:
-    index_of = grouping.index_of[rank]
+    index_of, calls, sites = grouping.index_of[rank], tables.calls, tables.sites
     call_of = [calls.setdefault(call, len(calls)) for call in dump.calls]
     site_of = [sites.setdefault(site, len(sites)) for site in dump.sites]
+    one = tables.one
     columns = replace(
         dump.columns,
-        group=_renumbered(dump.columns.group, index_of),
-        call=_renumbered(dump.columns.call, call_of),
-        site=_renumbered(dump.columns.site, site_of),
+        group=one(_renumbered(dump.columns.group, index_of)),
+        seq=one(dump.columns.seq),
+        p2p_seq=one(dump.columns.p2p_seq),
+        call=one(_renumbered(dump.columns.call, call_of)),
+        site=one(_renumbered(dump.columns.site, site_of)),
+        flags=one(dump.columns.flags),
     )
     frontiers = {
         index_of[local]: group.frontier
@@ -173,6 +244,7 @@ def _record(
         frontiers=frontiers,
         configured=frozenset(index_of),
         first_record_id=dump.first_record_id,
+        host=dump.host,
     )
 
 

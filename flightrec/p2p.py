@@ -82,7 +82,9 @@ def _open(calls: tuple[P2P, ...]) -> int:
 
 def is_surplus(channel: Channel, all_channels: list[Channel]) -> bool:
     """Whether the longer side called too often, rather than the shorter too rarely: the other
-    channels of the group show how many calls there are in each."""
+    channels of the group show how many calls there are in each. A wrapped ring does not show."""
+    if any(c.is_wrapped for c in all_channels):
+        return False
     counts = Counter(
         len(side) for c in all_channels if c is not channel for side in (c.sends, c.receives)
     )

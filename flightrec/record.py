@@ -24,6 +24,7 @@ from typing import Any
 from ftcore.base.log import event
 
 log = logging.getLogger("flightrec.record")
+_warmed = threading.Event()
 PIPE_WAIT_S = 0.5  # how soon a thread that waits for requests notices that it should end
 
 
@@ -39,11 +40,17 @@ def warm_recorder() -> threading.Thread:
     return thread
 
 
+def is_warm() -> bool:
+    """Whether a dump with stacks is quick by now."""
+    return _warmed.is_set()
+
+
 def _warm() -> None:
     began = time.monotonic()
     try:
         importlib.import_module("torch._dynamo")
         size = len(dump_bytes())
+        _warmed.set()
     except Exception as error:  # a process without a recorder trains as well
         event(log, "recorder.not_warmed", level=logging.WARNING, error=str(error))
         return

@@ -87,10 +87,16 @@ def _circle(case: Case, waits: Waits, sink: Sink) -> tuple[list[Suspect], list[F
     if found:
         return found, seen
     went_past = _went_past(within, sink)
-    if len(went_past) == 1:
+    strays: list[Suspect] = []
+    if any(call.is_p2p for call in within.blocked.values()):
+        # Sends and receives pair by count, so who left one out shows in its own way only.
+        known = stray_suspects(case, sink.ranks, only_known=True)
+        strays = _with_partner(case, within, known, went_past)
+    if not strays and len(went_past) == 1:
         return [_left_out(case, within, *went_past[0])], []
-    strays = stray_suspects(case, sink.ranks)
-    return _with_partner(case, within, strays, went_past), []
+    if not strays:
+        strays = _with_partner(case, within, stray_suspects(case, sink.ranks), went_past)
+    return strays, []
 
 
 def _went_past(waits: Waits, sink: Sink) -> list[tuple[int, Demand]]:
@@ -148,7 +154,7 @@ def _idle_root(
     if demand.why is Why.NOT_POSTED:
         return _no_partner(case, waits, rank, demand)
     group = demand.call.group
-    seq = case.issued(group, rank) + 1
+    seq = max(case.issued(group, rank) + 1, min(case.first_shown(group), demand.call.seq))
     call, site = case.call_at(group, seq)
     kind, confidence = Kind.NEVER_ISSUED, 0.9
     if demand.why is Why.NOT_JOINED or _first_ever(case, group, seq):
@@ -217,14 +223,20 @@ def _no_partner(case: Case, waits: Waits, rank: int, demand: Demand) -> Suspect:
         f"rank {channel.source} called {len(channel.sends)} sends to rank {channel.destination}, "
         f"which called {len(channel.receives)} receives: a {other} is missing"
     ]
+    kind = Kind.P2P_NO_PARTNER if blamed == rank else Kind.EXTRA_CALL
+    own = channel.sends if channel.lacking < 0 else channel.receives
+    call = own[-1].call if blamed == rank and own else demand.call.call
     if blamed != rank:
         because.append("the other channels of the group have as many calls as the other end")
+    elif odd is None and rank not in waits.blocked:
+        kind = Kind.NEVER_ISSUED  # it did not go past the call: it has not come to it
+        because.append("all its calls have ended: it is busy or stuck on the host")
     return Suspect(
         rank=blamed,
-        kind=Kind.P2P_NO_PARTNER if blamed == rank else Kind.EXTRA_CALL,
+        kind=kind,
         group=demand.call.group,
         seq=odd.p2p_seq if odd else min(len(channel.sends), len(channel.receives)) + 1,
-        call=odd.call if odd else demand.call.call,
+        call=odd.call if odd else call,
         site=odd.site if odd else _last_site(case, blamed),
         confidence=0.85,
         because=tuple(because),
@@ -295,6 +307,10 @@ def _dead(
             because.append(f"its process ended: {_told_exit(exits[rank])}")
         if rank in lost:
             because.append("NCCL's RAS service cannot reach it")
+        base = 0.85 if len(named) < 3 else 0.7
+        if _has_ended(case, demand) and len(because) == 1:
+            base = 0.6
+            because[0] = "it left no dump; the others' calls ended, or failed: gloo does not tell"
         suspects.append(
             Suspect(
                 rank=rank,
@@ -303,7 +319,7 @@ def _dead(
                 seq=demand.call.seq,
                 call=demand.call.call,
                 site=demand.call.site,
-                confidence=min(0.98, (0.85 if len(named) < 3 else 0.7) + 0.08 * (len(because) - 1)),
+                confidence=min(0.98, base + 0.08 * (len(because) - 1)),
                 because=tuple(because),
                 explains=len(by_blocker[rank]),
             )
@@ -315,6 +331,13 @@ def _dead(
         f"ranks {shown(unnamed)} left no dump and others wait for them; at least one of them died"
     )
     return suspects, [Finding(code="several_missing", text=text, ranks=tuple(unnamed))]
+
+
+def _has_ended(case: Case, demand: Demand) -> bool:
+    """Where "retired" may mean failed, a call that ended tells little of a member that is gone."""
+    lane = case.lane(demand.call.group, demand.waiter)
+    at = lane.position(demand.call.seq) if lane else None
+    return bool(lane and at is not None and at < lane.first_open)
 
 
 def _told_exit(exit_: object) -> str:

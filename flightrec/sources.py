@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flightrec.errors import BadDump, NoDumps
 
@@ -17,7 +18,7 @@ BYTES_MAX = 1 << 30  # of one dump, decompressed; 2 M entries with stacks are ab
 _QUORUM = re.compile(r"_quorum_(-?\d+)")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|gz|bin))*$")
-_TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _IGNORED = re.compile(r"(^|/)(\.|__pycache__|truth\.json$)|\.(log|txt|md|py|html|csv)(\.gz)?$")
 
 
@@ -82,13 +83,13 @@ def _walk(folder: str) -> Iterator[Source]:
 
 def _file(path: str, *, is_named: bool) -> Iterator[Source]:
     size = os.path.getsize(path)
-    if path.endswith(_TAR):
-        with _archive_errors(path), tarfile.open(path) as archive:
+    if path.endswith(TAR):
+        with archive_errors(path), tarfile.open(path) as archive:
             for info in archive:
                 if info.isfile() and not _IGNORED.search(info.name):
                     yield Source(path, info.name, False, info.size)
     elif path.endswith(".zip"):
-        with _archive_errors(path), zipfile.ZipFile(path) as archive_zip:
+        with archive_errors(path), zipfile.ZipFile(path) as archive_zip:
             for entry in archive_zip.infolist():
                 if not entry.is_dir() and not _IGNORED.search(entry.filename):
                     yield Source(path, entry.filename, False, entry.file_size)
@@ -96,7 +97,7 @@ def _file(path: str, *, is_named: bool) -> Iterator[Source]:
         yield Source(path, "", is_named, size)
 
 
-class _archive_errors:
+class archive_errors:
     """An archive that cannot be opened is named, whatever is wrong with it."""
 
     def __init__(self, path: str) -> None:
@@ -111,19 +112,24 @@ class _archive_errors:
             raise NoDumps(f"the archive {self.path} cannot be read: {error}") from error
 
 
-def _expand_url(url: str) -> Iterator[Source]:
-    import fsspec
+def store_files(url: str) -> tuple[Any, list[str]]:
+    """The file system of a URL and the names of all files under it. Raises NoDumps."""
+    try:
+        import fsspec
 
-    filesystem, path = fsspec.core.url_to_fs(url)
-    names = filesystem.glob(path) if glob.has_magic(path) else [path]
-    files = [
-        item
-        for name in names
-        for item in (filesystem.find(name) if filesystem.isdir(name) else [name])
-    ]
+        filesystem, path = fsspec.core.url_to_fs(url)
+        names = filesystem.glob(path) if glob.has_magic(path) else [path]
+        found = [f for n in names for f in (filesystem.find(n) if filesystem.isdir(n) else [n])]
+    except Exception as error:  # object stores raise whatever their client raises
+        raise NoDumps(f"{url} cannot be read: {error}", url=url) from error
+    return filesystem, sorted(found)
+
+
+def _expand_url(url: str) -> Iterator[Source]:
+    filesystem, files = store_files(url)
     if not files:
         raise NoDumps(f"{url} holds no files", url=url)
-    for item in sorted(files):
+    for item in files:
         if not _IGNORED.search(item):
             yield Source(filesystem.unstrip_protocol(item), "", False, 0)
 

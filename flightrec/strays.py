@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from flightrec.lanes import RETIRED_MEANS_ENDED
 from flightrec.model import Kind
 from flightrec.suspects import Case, Suspect
 
@@ -29,13 +30,20 @@ class Stray:
     at: int
     usual: Step
     usual_after: Step | None  # what usually came after the usual call
+    is_known: bool  # the call that it made instead is one that it had made before
 
 
-def stray_suspects(case: Case, ranks: Collection[int]) -> list[Suspect]:
-    """Those of `ranks` that alone left their own way; nobody when most of them did."""
+def stray_suspects(
+    case: Case, ranks: Collection[int], *, only_known: bool = False
+) -> list[Suspect]:
+    """Those of `ranks` that alone left their own way; nobody when most of them did. `only_known`:
+    only to a call that they had made before, for the first end of a loop is news to everybody."""
     looked = sorted(rank for rank in ranks if rank in case.records.ranks)[:RANKS_MAX]
     for context in CONTEXTS:
-        found = {rank: list(_strays(case, rank, context)) for rank in looked}
+        found = {
+            rank: [s for s in _strays(case, rank, context) if s.is_known or not only_known]
+            for rank in looked
+        }
         marks = Counter(
             mark for strays in found.values() for mark in {_mark(case, s) for s in strays}
         )
@@ -47,6 +55,15 @@ def stray_suspects(case: Case, ranks: Collection[int]) -> list[Suspect]:
         if alone and len(alone) <= max(2, len(looked) // 8) and 2 * len(alone) <= len(looked):
             return [_suspect(case, stray) for stray in alone.values()]
     return []
+
+
+def own_way(case: Case, rank: int) -> Suspect | None:
+    """How the rank last left its own way for a call that it had made before; None: it did not."""
+    for context in CONTEXTS:
+        known = [stray for stray in _strays(case, rank, context) if stray.is_known]
+        if known:
+            return _suspect(case, known[-1])
+    return None
 
 
 def _mark(case: Case, stray: Stray) -> tuple[str, int, int]:
@@ -62,13 +79,15 @@ def _strays(case: Case, rank: int, context: int) -> Iterator[Stray]:
     """Positions at which known calls were followed by a call that had never followed them."""
     steps, start = _steps(case, rank)
     nexts: dict[tuple[Step, ...], dict[Step, int]] = defaultdict(dict)
+    made = set(steps[:context])
     for at in range(context, len(steps)):
         key = tuple(steps[at - context : at])
         known = nexts[key]
         if known and steps[at] not in known:
             usual, where = next(reversed(known.items()))
             after = steps[where + 1] if where + 1 < at else None
-            yield Stray(rank, start + at, usual, after)
+            yield Stray(rank, start + at, usual, after, steps[at] in made)
+        made.add(steps[at])
         known.pop(steps[at], None)
         known[steps[at]] = at
 
@@ -96,9 +115,10 @@ def _suspect(case: Case, stray: Stray) -> Suspect:
         before = (columns.seq[i] for i in range(at - 1, -1, -1) if columns.group[i] == group)
         seq = next(before, 0) + 1
     usual = next(iter(_call_of(case, stray.rank, stray.usual)), -1)
+    is_end = kind is Kind.SKIPPED_CALL and case.lanes.tokens[stray.usual[1]].op in ("send", "recv")
     return Suspect(
         rank=stray.rank,
-        kind=kind,
+        kind=Kind.P2P_NO_PARTNER if is_end else kind,
         group=group,
         seq=seq,
         call=usual if kind is Kind.SKIPPED_CALL else columns.call[at],
@@ -120,8 +140,11 @@ def _kind(case: Case, did: Step, then: Sequence[Step], stray: Stray) -> Kind:
         swapped = stray.usual_after == did
         return Kind.ORDER_INVERSION if swapped else Kind.EXTRA_CALL
     if stray.usual_after == did:
+        # Not seen whether the usual call came later: a host that need not wait would have made it.
         both = {stray.usual[0], did[0]}
-        return Kind.ORDER_INVERSION if len(both) == 2 and not then else Kind.SKIPPED_CALL
+        waits = case.records.ranks[stray.rank].library in RETIRED_MEANS_ENDED
+        inverted = len(both) == 2 and not then and waits
+        return Kind.ORDER_INVERSION if inverted else Kind.SKIPPED_CALL
     return Kind.WRONG_OP if did[0] == stray.usual[0] else Kind.SKIPPED_CALL
 
 

@@ -45,6 +45,12 @@ class Case:
         lane = self.lane(group, rank)
         return lane.issued if lane else 0
 
+    def first_shown(self, group: int) -> int:
+        """The lowest sequence number that any dump shows of the group; 0 when none does. Dumps of
+        active calls alone begin with the open ones."""
+        lanes = self.lanes.of[group].values()
+        return min((lane.seq[0] for lane in lanes if lane.seq), default=0)
+
     def call_at(self, group: int, seq: int, *, of: int | None = None) -> tuple[int, int]:
         """Call and site at `seq`, as `of` made it, or the first rank that shows it; -1: nobody."""
         ranks = [of] if of is not None else sorted(self.lanes.of[group])

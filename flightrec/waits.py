@@ -7,7 +7,7 @@ one call share its list, so the graph stays small when a thousand ranks wait for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -81,17 +81,31 @@ def key_of(rank: int, call: Open) -> Key:
     return Key(call.group, call.at if call.is_p2p else call.seq, rank if call.is_p2p else -1)
 
 
-def who_waits(records: Records, lanes: Lanes, parted: Mapping[int, int]) -> Waits:
+def who_waits(
+    records: Records,
+    lanes: Lanes,
+    parted: Mapping[int, int],
+    *,
+    excused: Collection[int] = (),
+) -> Waits:
     """Find open calls and whom they wait for. Linear in ranks times members of their groups.
 
-    `parted` tells for each group in which members disagree at which call they first did.
+    `parted` tells for each group in which members disagree at which call they first did. `excused`
+    are ranks without a dump that are taken to have done their part.
     """
-    return _Graph(records, lanes, parted).build()
+    return _Graph(records, lanes, parted, excused).build()
 
 
 class _Graph:
-    def __init__(self, records: Records, lanes: Lanes, parted: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        records: Records,
+        lanes: Lanes,
+        parted: Mapping[int, int],
+        excused: Collection[int],
+    ) -> None:
         self.records, self.lanes, self.parted = records, lanes, parted
+        self.excused = set(excused)
         self.channels = [
             channel
             for group, of_rank in lanes.of.items()
@@ -148,7 +162,8 @@ class _Graph:
         if lane.frontier is not None or record.library not in RETIRED_MEANS_ENDED:
             return lane.open_seq
         doubtful = [seq for seq in (floor + 1, self.parted.get(group)) if seq is not None]
-        if any(rank not in self.records.ranks for rank in self.records.groups[group].ranks):
+        known = self.excused | set(self.records.ranks)
+        if any(rank not in known for rank in self.records.groups[group].ranks):
             doubtful.append(lane.issued)
         return min((seq for seq in doubtful if 0 < seq <= lane.issued), default=None)
 
@@ -177,6 +192,8 @@ class _Graph:
     def _members_lacking(self, key: Key) -> Iterator[Lack]:
         for rank in self.records.groups[key.group].ranks:
             lane = self.lanes.of[key.group].get(rank)
+            if rank in self.excused:
+                continue
             if rank not in self.records.ranks:
                 yield Lack(rank, Why.NO_DUMP)
             elif (lane.issued if lane else 0) < key.seq:
@@ -185,7 +202,7 @@ class _Graph:
     def _p2p_lacks(self, rank: int, call: Open) -> list[Lack]:
         peer = self._peer(call)
         if peer is not None and peer not in self.records.ranks:
-            return [Lack(peer, Why.NO_DUMP)]
+            return [] if peer in self.excused else [Lack(peer, Why.NO_DUMP)]
         lone = self.unpaired.get((rank, call.group, call.at))
         return [] if lone is None else [Lack(lone, Why.NOT_POSTED)]
 

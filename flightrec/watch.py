@@ -30,7 +30,7 @@ from ftcore.base.errors import BadSetting
 
 POLL_S = 0.1
 PYSPY_TIMEOUT_S = 20.0
-GONE = "no process reads its request pipe any more"
+GONE = "no process answers requests for its dump any more"
 _PIPE_RANK = re.compile(r"(\d+)\.pipe$")
 
 
@@ -90,11 +90,32 @@ def watch(
                 remedy="Analyze what it left behind: `flightrec analyze` on its dumps and logs.",
             )
         _keep(listeners, answers, folder)
-        take_stacks({**find_pids(listeners), **(pids or {})}, folder)
-        if ras is not None:
-            _take_ras(*ras, folder)
-        beside = _with_answers(collect([str(folder)], notes=notes), answers)
-        return examine([str(folder)], beside)
+        return look_into(
+            folder,
+            pids={**find_pids(listeners), **(pids or {})},
+            gone=[answer.rank for answer in answers if answer.is_gone],
+            ras=ras,
+            notes=notes,
+        )
+
+
+def look_into(
+    folder: Path,
+    *,
+    pids: Mapping[int, int] | None = None,
+    gone: Sequence[int] = (),
+    ras: tuple[str, int] | None = None,
+    notes: Sequence[str] = (),
+) -> Case:
+    """Decide from the dumps and stacks that were collected in `folder`, after adding what py-spy
+    says of the local processes `pids` (by rank), where it is installed, and NCCL's RAS service.
+
+    gone: ranks of which it is known that they live no more. Raises NoDumps when there is none.
+    """
+    take_stacks(pids or {}, folder)
+    if ras is not None:
+        _take_ras(*ras, folder)
+    return examine([str(folder)], _with_gone(collect([str(folder)], notes=notes), gone))
 
 
 class _folder:
@@ -224,17 +245,10 @@ def _take_ras(host: str, port: int, folder: Path) -> None:
         return  # no RAS: NCCL before 2.24, switched off, or another host
 
 
-def _with_answers(beside: Beside, answers: Sequence[Answer]) -> Beside:
-    gone = tuple(
-        Exit(rank=answer.rank, error=GONE, is_first_cause=True)
-        for answer in answers
-        if answer.is_gone
-    )
-    if not gone:
-        return beside
-    known = {one.rank for one in gone}
-    others = tuple(one for one in beside.evidence.exits if one.rank not in known)
-    exits = tuple(sorted(others + gone, key=lambda one: one.rank))
+def _with_gone(beside: Beside, gone: Sequence[int]) -> Beside:
+    ends = tuple(Exit(rank=rank, error=GONE, is_first_cause=True) for rank in gone)
+    others = tuple(one for one in beside.evidence.exits if one.rank not in gone)
+    exits = tuple(sorted(others + ends, key=lambda one: one.rank))
     return replace(beside, evidence=replace(beside.evidence, exits=exits))
 
 

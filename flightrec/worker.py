@@ -86,6 +86,7 @@ def _encoded(result: Dump | BadDump) -> Any:
     return (
         result.version,
         result.library,
+        result.rank,
         result.rank_hint,
         [astuple(group) for group in result.groups],
         [astuple(call) for call in result.calls],
@@ -94,6 +95,7 @@ def _encoded(result: Dump | BadDump) -> Any:
         [(column.typecode, column.tobytes()) for column in columns],
         result.first_record_id,
         result.problems,
+        result.host,
     )
 
 
@@ -101,12 +103,14 @@ def _decoded(body: object) -> Dump | BadDump:
     if isinstance(body, str):
         return BadDump(body)
     assert isinstance(body, tuple)
-    version, library, rank_hint, groups, calls, frames, lengths, columns, first, problems = body
+    version, library, rank, rank_hint, groups, calls, frames, lengths, columns, *rest = body
+    first, problems, host = rest
     every_frame = iter([Frame(name=n, filename=f, line=line) for n, f, line in frames])
     arrays = [array(typecode, raw) for typecode, raw in columns]
     return Dump(
         version=version,
         library=library,
+        rank=rank,
         rank_hint=rank_hint,
         groups=tuple(map(_local_group, groups)),
         calls=tuple(_call(row) for row in calls),
@@ -114,6 +118,7 @@ def _decoded(body: object) -> Dump | BadDump:
         columns=Columns(**dict(zip((c.name for c in fields(Columns)), arrays, strict=True))),
         first_record_id=first,
         problems=tuple(problems),
+        host=host,
     )
 
 
@@ -122,8 +127,8 @@ def _call(row: tuple[object, ...]) -> Call:
 
 
 def _local_group(row: Sequence[object]) -> LocalGroup:
-    pg_id, name, desc, ranks, frontier = row
-    values = {"pg_id": pg_id, "name": name, "desc": desc, "ranks": ranks}
+    pg_id, name, desc, ranks, frontier, is_global = row
+    values = {"pg_id": pg_id, "name": name, "desc": desc, "ranks": ranks, "is_global": is_global}
     if isinstance(frontier, tuple):
         enqueued, started, completed, _work = frontier
         values["frontier"] = Frontier(

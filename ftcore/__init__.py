@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ElasticSampler": "ftcore.data.sampler",
+    "Guards": "ftcore.guards",
     "Manager": "ftcore.manager",
     "wrap": "ftcore.elastic",
 }
@@ -16,9 +17,10 @@ _HOMES = {
 if TYPE_CHECKING:
     from ftcore.data.sampler import ElasticSampler
     from ftcore.elastic import wrap
+    from ftcore.guards import Guards
     from ftcore.manager import Manager
 
-__all__ = ["ElasticSampler", "Manager", "wrap"]
+__all__ = ["ElasticSampler", "Guards", "Manager", "wrap"]
 
 
 def __getattr__(name: str) -> object:

@@ -46,6 +46,9 @@ class ElasticGradients(Reducer):
             self._loss.grad = torch.zeros_like(self._loss)
         self._buckets.reduce_fast(self._group, weight=1 / count)
 
+    def own_is_finite(self) -> bool:
+        return all(kept is None or bool(kept.isfinite().all()) for kept in self._kept or ())
+
     def committed(self) -> None:
         self._kept = None
 

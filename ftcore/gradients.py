@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from ftcore.data.rng import shard_rng
+from ftcore.guard_watch import Reduced
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.reduce.buckets import Buckets
+from ftcore.reduce.gradients import local_part
 from ftcore.step import Shard, Step
 
+if TYPE_CHECKING:
+    from ftcore.live_state import LiveState
 
-class Gradients(Protocol):
+
+class Gradients(Reduced, Protocol):
     """What a Step needs: hand out the shards that `owner_of` gives this rank, then reduce."""
 
     def run(self, step: Step, owner_of: Sequence[int]) -> Iterator[Shard]: ...
 
     def reduce(self, step: Step, owner_of: Sequence[int]) -> str:
         """Return why the reduction failed, or an empty string."""
+
+    def attach(self, state: LiveState) -> None:
+        """Register what has to heal beside model and optimizer."""
+
+    def doubt(self) -> None:
+        """A guard refused the result: what can be computed again has to be."""
 
     def committed(self) -> None:
         """The step is committed. `.grad` stays for the optimizer, what was kept may go."""
@@ -37,7 +48,9 @@ class Reducer:
         # The loss travels as the gradient of one more parameter.
         device = next(model.parameters()).device
         self._loss = torch.zeros(1, device=device, requires_grad=True)
-        named = [("ftcore.loss", self._loss), *model.named_parameters()]
+        self._own_loss: torch.Tensor | None = None
+        self._named = list(model.named_parameters())
+        named = [("ftcore.loss", self._loss), *self._named]
         self._buckets = Buckets(named)
         self._params = [param for _, param in named if param.requires_grad]
         self._group = group
@@ -63,6 +76,7 @@ class Reducer:
 
     def reduce(self, step: Step, owner_of: Sequence[int]) -> str:
         began = time.perf_counter()
+        self._own_loss = self._loss.grad
         try:
             self._reduce(step, owner_of)
             self._group.settle()
@@ -76,6 +90,23 @@ class Reducer:
 
     def _reduce(self, step: Step, owner_of: Sequence[int]) -> None:
         raise NotImplementedError
+
+    def norm(self) -> float:
+        grads = [local_part(p.grad) for p in self._params if p is not self._loss]
+        norms = [norm.float() for norm in torch._foreach_norm(grads)]
+        return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+    def own_is_finite(self) -> bool:
+        return self._own_loss is None or bool(self._own_loss.isfinite())
+
+    def compared(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self._named
+
+    def attach(self, state: LiveState) -> None:
+        return
+
+    def doubt(self) -> None:
+        return
 
     def committed(self) -> None:
         return
@@ -97,6 +128,12 @@ class ExactGradients(Reducer):
     def _reduce(self, step: Step, owner_of: Sequence[int]) -> None:
         self._buckets.reduce_exact(self._group, owner_of=owner_of, scale=1 / len(owner_of))
 
+    def own_is_finite(self) -> bool:
+        return self._buckets.shards_are_finite()
+
+    def doubt(self) -> None:
+        self._buckets.forget_shards()
+
     def committed(self) -> None:
         self._buckets.forget_shards()
 
@@ -116,7 +153,7 @@ class FastGradients(Reducer):
             self._bring_nothing()
         for index in mine:
             if index == mine[-1]:
-                self._buckets.arm(self._group, weight=1 / len(owner_of))
+                self._buckets.arm(self._group, weight=1 / len(owner_of), backwards=None)
             yield from self._one(step, index, len(owner_of))
 
     def _reduce(self, step: Step, owner_of: Sequence[int]) -> None:

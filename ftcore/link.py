@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import faulthandler
+import logging
 import os
-import secrets
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ftcore.errors import GroupStopped, ManagerLost, ManagerNotStarted
+from ftcore.base.log import event
+from ftcore.base.machine import this_machine
+from ftcore.errors import GroupStopped, ManagerLost
+from ftcore.start import ManagerAddress
 from ftcore.wire import ftcore_pb2 as pb
 from ftcore.wire.codec import quorum_from_pb
-from ftcore.wire.frames import FrameSocket
+from ftcore.wire.frames import FrameSocket, tune_tcp
 from ftcore.wire.messages import Quorum
 
-START_TIMEOUT_S = 60.0
+log = logging.getLogger("ftcore")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where the manager listens. Goes from group rank 0 to the other ranks as JSON."""
-
-    unix: str
-    tcp: str
-    host: str
-    token: str
+CONNECT_TIMEOUT_S = 60.0
+_GONE = "the manager process of this replica group is gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,41 +43,24 @@ class Verdict:
     is_committed: bool
     reason: str
     grant: Grant | None
+    must_recompute: bool = False
 
 
-def start_manager(config: Mapping[str, Any]) -> tuple[Place, subprocess.Popen[str]]:
-    """Start the manager process of this group; it ends with this process."""
-    token = secrets.token_hex(16)
-    argument = json.dumps({**config, "token": token, "parent_pid": os.getpid()})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ftcore.daemon", argument],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise ManagerNotStarted(f"the manager ended with exit code {process.wait()}")
-    address = json.loads(line)
-    place = Place(unix=address["unix"], tcp=address["tcp"], host=socket.gethostname(), token=token)
-    return place, process
-
-
-def _connect(place: Place) -> FrameSocket:
-    """Over a unix socket on the manager's host, over TCP from others."""
+def _connect(manager: ManagerAddress, silent_limit_s: float) -> FrameSocket:
+    """Over a unix socket on the manager's machine, over TCP from others."""
     try:
-        if place.host == socket.gethostname():
+        if manager.machine == this_machine():
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.connect("\0" + place.unix)
+            sock.connect("\0" + manager.unix)
         else:
-            host, _, port = place.tcp.rpartition(":")
-            sock = socket.create_connection((host, int(port)), timeout=START_TIMEOUT_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            host, _, port = manager.tcp.rpartition(":")
+            sock = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
             sock.settimeout(None)
+            tune_tcp(sock, silent_limit_s=silent_limit_s)
     except OSError as error:
-        raise ManagerLost(f"the manager at {place.unix} cannot be reached: {error}") from error
+        raise ManagerLost(
+            f"the manager at {manager.tcp or manager.unix} cannot be reached: {error}"
+        ) from error
     return FrameSocket(sock)
 
 
@@ -93,9 +69,11 @@ class Link:
 
     def __init__(
         self,
-        place: Place,
+        manager: ManagerAddress,
         hello: pb.RankHello,
         *,
+        silent_limit_s: float,
+        stuck_limit_s: float,
         abort: Callable[[int, str], None],
         notice: Callable[[str], None],
     ) -> None:
@@ -103,10 +81,11 @@ class Link:
         self.stopped: pb.Stop | None = None
         self._unanswered = 0  # votes on the way
         self._may_run = 0  # what the newest answer allowed
-        self._asks = _connect(place)
-        self._pushes = _connect(place)
+        self._stuck_limit_s, self._has_noticed = stuck_limit_s, threading.Event()
+        self._asks = _connect(manager, silent_limit_s)
+        self._pushes = _connect(manager, silent_limit_s)
         for is_push, sock in ((False, self._asks), (True, self._pushes)):
-            hello.token, hello.is_push = place.token, is_push
+            hello.token, hello.is_push = manager.token, is_push
             sock.send(pb.FromRank(hello=hello).SerializeToString())
             self._receive(sock)
         self._thread = threading.Thread(target=self._listen, name="ftcore-link", daemon=True)
@@ -129,15 +108,24 @@ class Link:
         until: int,
         group_s: float = 0.0,
         heal_s: float = 0.0,
+        held_s: float = 0.0,
+        is_torn: bool = False,
+        must_stop: bool = False,
+        must_recompute: bool = False,
+        slowness: float = 0.0,
     ) -> Verdict:
-        """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`: how long
-        this rank took to build the process group and to heal.
+        """Vote on a step; return what all ranks together decided. `group_s`, `heal_s`, `held_s`:
+        how long this rank took to build the process group and to heal, and how long the heals of
+        others held it. `is_torn`: its state has to be healed. `must_stop`: its group cannot go on.
+        `must_recompute`: what its group has computed for this step is not to be trusted.
 
         A rank that is its whole group knows what a yes will lead to. While it may run on, it does
         not wait for the answer, but for that to the vote before.
         """
         vote = pb.Vote(step=grant.step, is_ok=is_ok, reason=reason[:4000], until=until)
-        vote.group_s, vote.heal_s = group_s, heal_s
+        vote.group_s, vote.heal_s, vote.held_s = group_s, heal_s, held_s
+        vote.is_torn, vote.must_stop, vote.slowness = is_torn, must_stop, slowness
+        vote.must_recompute = must_recompute
         self._send(pb.FromRank(vote=vote))
         self._unanswered += 1
         while self._unanswered > 1:
@@ -152,11 +140,20 @@ class Link:
         next_grant = None
         if decision.is_committed and following <= decision.may_run and following < until:
             next_grant = _following(grant, decision.may_run)
-        return Verdict(is_committed=decision.is_committed, reason=decision.reason, grant=next_grant)
+        return Verdict(
+            is_committed=decision.is_committed,
+            reason=decision.reason,
+            grant=next_grant,
+            must_recompute=decision.must_recompute,
+        )
 
     def _decision(self) -> pb.Decision:
         self._unanswered -= 1
         return self._receive(self._asks).decision
+
+    def heal_progress(self, bytes_done: int, bytes_total: int) -> None:
+        progress = pb.HealProgress(bytes_done=bytes_done, bytes_total=bytes_total)
+        self._send(pb.FromRank(heal_progress=progress))
 
     def healed(self, lineage: int) -> None:
         self._send(pb.FromRank(healed=pb.Healed(lineage=lineage)))
@@ -166,6 +163,7 @@ class Link:
         self._send(pb.FromRank(leave=pb.Leave(reason=reason)))
 
     def close(self, reason: str) -> None:
+        self._has_noticed.set()
         try:
             self._send(pb.FromRank(bye=pb.Bye(reason=reason)))
         except (GroupStopped, ManagerLost):
@@ -193,11 +191,12 @@ class Link:
 
     def _lost(self) -> GroupStopped | ManagerLost:
         """Why the manager does not answer: it said so on either connection, or it died."""
+        self._has_noticed.set()
         deadline = time.monotonic() + 0.5
         while self.stopped is None and self._is_listening() and time.monotonic() < deadline:
             time.sleep(0.01)
         if self.stopped is None:
-            return ManagerLost("the manager process of this replica group does not answer any more")
+            return ManagerLost(_GONE)
         stop = self.stopped
         return GroupStopped(
             stop.what, remedy=stop.remedy, is_clean=stop.is_clean, compare_with=stop.compare_with
@@ -219,6 +218,20 @@ class Link:
                     self._abort(0, message.stop.what)
                 case "notice":
                     self._notice(message.notice.text)
+        if self.stopped is None and not self._has_noticed.is_set():
+            self._abort(0, _GONE)
+        if self.stopped is None or not self.stopped.is_clean:
+            self._end_if_stuck()
+
+    def _end_if_stuck(self) -> None:
+        """A rank of a lost group may wait for a lost rank in a collective of its own, which nobody
+        aborts. Whoever restarts the group waits for this process."""
+        if self._has_noticed.wait(self._stuck_limit_s):
+            return
+        why = self.stopped.what if self.stopped is not None else _GONE
+        event(log, "rank.ended", reason=why, stuck_s=self._stuck_limit_s, level=logging.ERROR)
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)
 
 
 def _grant(go: pb.Go) -> Grant:

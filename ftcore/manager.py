@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -17,19 +15,24 @@ import torch.distributed as dist
 from ftcore import __version__
 from ftcore.base.errors import BadSetting
 from ftcore.base.log import event
+from ftcore.base.machine import this_machine
+from ftcore.checkpoints import Checkpointer, JobCheckpoints
 from ftcore.crew import Crew
 from ftcore.data.sampler import ElasticSampler
 from ftcore.elastic import ElasticGradients
 from ftcore.errors import GroupStopped, NothingToReduce, StepNotIterated
 from ftcore.gradients import ExactGradients, FastGradients, Gradients
+from ftcore.guard_watch import Watch
+from ftcore.guards import NO_GUARDS, Guards
 from ftcore.heal import HealFailed, OfferRefused
-from ftcore.link import Grant, Link, Place, Verdict, start_manager
+from ftcore.link import Grant, Link, Verdict
 from ftcore.live_state import LiveState
 from ftcore.process_group.base import Group
 from ftcore.process_group.errors import GroupError
 from ftcore.process_group.gloo import GlooGroup
 from ftcore.process_group.store import HostedStore, host_store
 from ftcore.settings import current_env, find_place
+from ftcore.start import find_manager, find_store
 from ftcore.step import Step
 from ftcore.wire import ftcore_pb2 as pb
 from ftcore.wire.messages import show_id
@@ -56,10 +59,22 @@ class Manager:
     mode: "exact" sums shards in shard order, so the weights are bit-identical to those of a run
         without failures. "fast" uses ordinary all-reduce. "elastic" is for loops that stay as
         they are, see ftcore.wrap: each group brings its own batch.
+    gradients: what a step does instead, such as ftcore.local_sgd.DiLoCo(sync_every=100).
     detect_within_s: how long a rank may be stopped before its group is given up.
-    guard: looks at each step after its reduction and before the vote; what it returns, if anything,
-        is why the step must not be committed. It is repeated then.
+    guards: what has to be right before a step is committed, see ftcore.Guards. None: nothing is.
+    guard: one of your own. It looks at each step after its reduction and before the vote; what it
+        returns, if anything, is why the step must not be committed. It is repeated then.
+    checkpoints: a ckpt.Checkpointer. Every `checkpoint_every` committed steps, and after the last,
+        the groups save their state together; a job that begins, or begins again after all its
+        groups were lost, goes on from the newest complete step. Closed with the manager.
+    heal_bandwidth_max: bytes a second that this rank gives to those who heal, all together.
     collective_timeout_s: the last resort, when neither process, stream nor socket shows a death.
+        A rank that still waits in a collective of its own so long after its group was lost is
+        ended, with its stacks on stderr.
+    hang_after_s: how long a step may take (the first one four times as long) before the flight
+        records of all ranks are compared, and a group whose rank holds the others up is given up.
+        Make it longer than any pause of one group alone, like an evaluation. 0: never. Default:
+        half of collective_timeout_s.
 
     Group rank and size are taken from RANK and WORLD_SIZE, which mean the ranks within this
     replica group; lighthouse, replica_id, job and host also from FTCORE_LIGHTHOUSE,
@@ -74,6 +89,7 @@ class Manager:
         shards: int | None = None,
         data: ElasticSampler | None = None,
         mode: Literal["exact", "fast", "elastic"] = "exact",
+        gradients: Callable[..., Gradients] | None = None,
         seed: int = 0,
         lighthouse: str | None = None,
         replica_id: str | None = None,
@@ -83,50 +99,52 @@ class Manager:
         detect_within_s: float = 2.0,
         attach_timeout_s: float = 30.0,
         collective_timeout_s: float = 60.0,
+        hang_after_s: float | None = None,
         heal_timeout_s: float = 600.0,
+        heal_bandwidth_max: float | None = None,
         failed_steps_max: int = 10,
+        guards: Guards | None = None,
+        checkpoints: Checkpointer | None = None,
+        checkpoint_every: int = 100,
         guard: Callable[[Step], str] | None = None,
     ) -> None:
-        if shards is None and mode == "elastic":
-            shards = 1
-        if shards is None:
-            shards = data.ledger.shards if data is not None else 0
-        if shards < 1:
-            raise BadSetting(
-                f"shards is {shards}, but a step needs at least one",
-                remedy="Pass shards=K or data=ElasticSampler(..., shards=K) to ftcore.Manager.",
-            )
-        if data is not None and data.ledger.shards != shards:
-            raise BadSetting(f"shards is {shards}, but data has {data.ledger.shards}")
-        if mode not in _GRADIENTS:
-            raise BadSetting(f"mode is {mode!r}, not one of {', '.join(_GRADIENTS)}")
-        if not any(p.requires_grad for p in model.parameters()):
-            raise NothingToReduce("the model has no parameter that requires a gradient")
+        _refuse_what_cannot_work(model, mode)
+        has_shards = mode != "elastic" and gradients is None
+        self.shards = _count_shards(shards, data, at_least=0 if has_shards else 1)
         self.place = find_place(
             current_env(), lighthouse=lighthouse, job=job, replica_id=replica_id, host=host
         )
-        self.shards, self.mode, self.seed, self.data = shards, mode, seed, data
+        self.seed, self.data = seed, data
+        self.mode = mode if gradients is None else getattr(gradients, "__name__", str(gradients))
         self.until = 0
         self.group = group if group is not None else GlooGroup(interface=self.place.host)
         self.state = LiveState(
-            model, optimizer, host=self.place.host, heal_timeout_s=heal_timeout_s
+            model,
+            optimizer,
+            host=self.place.host,
+            heal_timeout_s=heal_timeout_s,
+            bandwidth_max=heal_bandwidth_max,
         )
         if data is not None:
             self.state.register("data", data.state_dict, data.load_state_dict)
-        self.gradients: Gradients = _GRADIENTS[mode](model, self.group, seed=seed)
-        self.crew = Crew(
-            self.group,
-            job=self.place.job,
-            replica_id=self.place.replica_id,
-            rank=self.place.rank,
-            timeout_s=collective_timeout_s,
-        )
+        make = gradients if gradients is not None else _GRADIENTS[mode]
+        self.gradients: Gradients = make(model, self.group, seed=seed)
+        self.gradients.attach(self.state)
+        self.watch = Watch(guards or NO_GUARDS, self.group, next(model.parameters()).device)
+        self.state.register("guards", self.watch.get_state, self.watch.set_state)
+        self.crew = Crew(self.group, place=self.place, timeout_s=collective_timeout_s)
+        self.checkpoints: JobCheckpoints | None = None
+        if checkpoints is not None:
+            self.checkpoints = JobCheckpoints(
+                checkpoints, every=checkpoint_every, state=self.state, place=self.place
+            )
         self.drained_because = ""
         self._guard = guard
         self._limits = {
             "stopped_limit_s": detect_within_s,
             "attach_timeout_s": attach_timeout_s,
             "failed_steps_max": failed_steps_max,
+            "hang_after_s": collective_timeout_s / 2 if hang_after_s is None else hang_after_s,
         }
         self._link: Link | None = None
         self._grant: Grant | None = None
@@ -165,6 +183,8 @@ class Manager:
                 yield step
                 if not step.is_committed:
                     raise StepNotIterated(f"step {step.index} was left before it was committed")
+                if self.checkpoints is not None:
+                    self.checkpoints.step_ended(until=until)
             self.crew.meet(timeout_s=_MEET_TIMEOUT_S)
         except GroupStopped as stop:
             if not stop.facts.get("is_clean"):
@@ -184,13 +204,16 @@ class Manager:
         """Leave in good order: the others go on without repeating a step, `steps` ends."""
         self._attached().leave(reason)
 
-    def close(self) -> None:
-        """Tell the manager that this rank is done, and release everything."""
+    def close(self, *, is_failure: bool = False) -> None:
+        """Tell the manager that this rank is done, and release everything. Waits for checkpoints
+        that are being written."""
         if self._link is not None:
             self._link.close("finished" if self.state.committed >= self.until else "closed")
             self._link = None
         self.state.close()
         self.group.close()
+        if self.checkpoints is not None:
+            self.checkpoints.close(keep_memory=is_failure)
         self._store = None
 
     def __enter__(self) -> Manager:
@@ -202,7 +225,7 @@ class Manager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(is_failure=error is not None)
 
     # For Step
 
@@ -218,22 +241,36 @@ class Manager:
                 return str(error)
             if grant.must_heal:
                 self.gradients.forget()
-                step.times.heal_s = self.state.heal(grant, self.crew)
-                self._attached().healed(self.state.lineage)
+                link = self._attached()
+                step.times.heal_s = self.state.heal(grant, self.crew, tell=link.heal_progress)
+                link.healed(self.state.lineage)
             elif grant.quorum.healing and grant.step == grant.quorum.from_step:
                 step.times.export_s = self.state.offer(grant, self.crew)
         except (GroupError, HealFailed, OfferRefused, dist.DistError) as error:
             return str(error)
         return ""
 
-    def objection(self, step: Step) -> str:
+    def refusal(self, step: Step) -> str:
         """Why the reduced step must not be committed, or an empty string."""
+        try:
+            step.objection = self.watch.objection(
+                self.gradients, step=step.index, loss=step.loss, replica_ids=step.members
+            )
+        except GroupError as error:
+            return str(error)
+        if self.watch.must_leave:
+            self.drain(self.watch.must_leave)
+            self.watch.must_leave = ""
+        if step.objection is not None:
+            return step.objection.why
         return self._guard(step) if self._guard is not None else ""
 
     def _note_quorum(self, grant: Grant) -> None:
         quorum = grant.quorum
         if quorum.quorum_id != self._noted_id:
             self._noted_id = quorum.quorum_id
+            if self.checkpoints is not None:
+                self.checkpoints.quorum_changed(quorum)
             event(
                 log,
                 "group.built",
@@ -247,6 +284,7 @@ class Manager:
     def settle(self, step: Step, reason: str) -> None:
         """Vote. If the step is not committed, wait until it may be repeated."""
         link = self._attached()
+        step.times.held_s = self.state.held_s(step.times) if not reason else 0.0
         began = time.perf_counter()
         verdict = link.vote(
             step.grant,
@@ -255,12 +293,16 @@ class Manager:
             until=self.until,
             group_s=step.times.group_s,
             heal_s=step.times.heal_s if step.grant.must_heal else 0.0,
+            held_s=step.times.held_s,
+            **self.watch.consequences(step.objection, self.place.replica_id),
         )
         step.timed("vote_s", began)
         if verdict.is_committed:
             self._commit(step, verdict)
             return
         event(log, "step.failed", step=step.index, reason=verdict.reason)
+        if verdict.must_recompute:  # all ranks of the group or none: they compute together
+            self.gradients.doubt()
         self.state.attempt_failed()
         step.grant = link.wait_grant(self.until)
         event(log, "step.repeated", step=step.index, quorum=show_id(step.quorum_id))
@@ -270,6 +312,7 @@ class Manager:
         self._grant = verdict.grant
         self.state.commit(step.index, lineage=step.quorum_id)
         self.gradients.committed()
+        self.watch.committed()
         if self.data is not None:
             self.data.commit()
         event(
@@ -296,20 +339,30 @@ class Manager:
 
     def _attach(self) -> Link:
         place = self.place
+        store = find_store(place)
         self.state.ready()
+        if self.checkpoints is not None:
+            self.checkpoints.begin(store)
         if place.rank == 0:
             self._store = host_store(place.host)
         hello = pb.RankHello(
             rank=place.rank,
             pid=os.getpid(),
-            host=socket.gethostname(),
+            machine=this_machine(),
             store_address=self._store.address if self._store else "",
             heal_address=self.state.address,
             committed=self.state.committed,
             lineage=self.state.lineage,
             settings=self._settings(),
         )
-        link = Link(self._find_manager(), hello, abort=self._abort, notice=_show)
+        link = Link(
+            find_manager(place, self._limits, store),
+            hello,
+            silent_limit_s=self._limits["stopped_limit_s"],
+            stuck_limit_s=self.crew.timeout_s,
+            abort=self._abort,
+            notice=_show,
+        )
         event(log, "manager.attached", replica_id=place.replica_id, lighthouse=place.lighthouse)
         return link
 
@@ -320,50 +373,32 @@ class Manager:
             "shards": str(self.shards),
             "mode": self.mode,
             "seed": str(self.seed),
+            "guards": str(self.watch.guards),
             "ranks per group": str(self.place.ranks),
+            "checkpoints": str(self.checkpoints or "none"),
             "state layout": self.state.layout_hash,
         }
 
-    def _find_manager(self) -> Place:
-        """Rank 0 starts the manager; the others learn from it where it is."""
-        place = self.place
-        if place.ranks == 1:
-            return self._start_manager("")
-        store = _group_store(place.rank, place.ranks)
-        # torchrun keeps its store when it restarts the ranks: each life has a key of its own
-        key = f"manager/{current_env().get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        if place.rank == 0:
-            started = self._start_manager(place.host)
-            store.set(key, json.dumps(_as_dict(started)))
-            return started
-        return Place(**json.loads(store.get(key)))
 
-    def _start_manager(self, listen_host: str) -> Place:
-        place, _ = start_manager(
-            {
-                "job": self.place.job,
-                "replica_id": self.place.replica_id,
-                "incarnation": time.time_ns(),
-                "ranks": self.place.ranks,
-                "endpoints": self.place.lighthouse,
-                "listen_host": listen_host,
-                "log_level": current_env().get("FTCORE_LOG_LEVEL", "WARNING"),
-                **self._limits,
-            }
+def _refuse_what_cannot_work(model: torch.nn.Module, mode: str) -> None:
+    if mode not in _GRADIENTS:
+        raise BadSetting(f"mode is {mode!r}, not one of {', '.join(_GRADIENTS)}")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise NothingToReduce("the model has no parameter that requires a gradient")
+
+
+def _count_shards(shards: int | None, data: ElasticSampler | None, *, at_least: int) -> int:
+    """K, as asked for or as the data has it. Raises BadSetting."""
+    found = data.ledger.shards if data is not None else at_least
+    count = found if shards is None else shards
+    if count < 1:
+        raise BadSetting(
+            f"shards is {count}, but a step needs at least one",
+            remedy="Pass shards=K or data=ElasticSampler(..., shards=K) to ftcore.Manager.",
         )
-        return place
-
-
-def _group_store(rank: int, ranks: int) -> dist.Store:
-    """The store that the ranks of one replica group share: torchrun's."""
-    if dist.is_initialized():
-        return dist.PrefixStore("ftcore", dist.distributed_c10d._get_default_store())
-    store, _, _ = next(dist.rendezvous("env://", rank, ranks))
-    return dist.PrefixStore("ftcore", store)
-
-
-def _as_dict(place: Place) -> dict[str, str]:
-    return {"unix": place.unix, "tcp": place.tcp, "host": place.host, "token": place.token}
+    if data is not None and data.ledger.shards != count:
+        raise BadSetting(f"shards is {count}, but data has {data.ledger.shards}")
+    return count
 
 
 def _show(text: str) -> None:

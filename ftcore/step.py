@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ftcore.deal import owners
+from ftcore.guards import Objection
 from ftcore.link import Grant
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Times:
     export_s: float = 0.0
     reduce_s: float = 0.0
     vote_s: float = 0.0
+    held_s: float = 0.0  # by the heals of others
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class Step:
     failures: list[str] = field(default_factory=list)
     loss: float = float("nan")
     times: Times = field(default_factory=Times)
+    objection: Objection | None = None  # of the guards, in this attempt
 
     @property
     def index(self) -> int:
@@ -82,14 +85,21 @@ class Step:
             self.is_prepared = not reason
             if reason:
                 self._fail(reason)
+            else:
+                self.manager.watch.work_began()
 
     def __iter__(self) -> Iterator[Shard]:
         manager = self.manager
         while True:
             self.prepare()
             owner_of = owners(self.grant.quorum, step=self.index, shards=manager.shards)
-            yield from manager.gradients.run(self, owner_of)
-            reason = manager.gradients.reduce(self, owner_of) or manager.objection(self)
+            shards = 0
+            for shard in manager.gradients.run(self, owner_of):
+                yield shard
+                shards += 1
+            is_own_batch = manager.mode == "elastic" and not self.failures
+            manager.watch.work_ended(shards=shards or int(is_own_batch))
+            reason = manager.gradients.reduce(self, owner_of) or manager.refusal(self)
             if not reason:
                 manager.settle(self, "")
                 if self.is_committed:
@@ -100,7 +110,7 @@ class Step:
         """Vote no, unless another rank has done so, and wait until the step may be repeated."""
         if reason:
             self.manager.settle(self, reason)
-        self.is_prepared = False
+        self.is_prepared, self.objection = False, None
         self.failures.append(reason)
 
     def samples_of(self, shard: int) -> list[int]:

@@ -17,6 +17,7 @@ import click
 from ftcore.base.errors import FtError
 
 Json = dict[str, Any]
+SLOWNESS_SHOWN = 1.5  # below, groups differ for good reasons
 
 
 class LighthouseRefused(FtError):
@@ -135,6 +136,10 @@ def _job_lines(name: str, state: Mapping[str, Any]) -> list[str]:
     width = max((len(g) for g in state["groups"]), default=0)
     for group, facts in state["groups"].items():
         cut = "" if facts["is_connected"] else ", stream closed"
+        if facts.get("heal"):
+            cut += f", {facts['heal']['says']}"
+        if (slowness := facts["slowness"]) >= SLOWNESS_SHOWN:
+            cut += f", {slowness:.1f} times slower than the others"
         lines.append(
             f"  {group:<{width}}  {facts['state']:<8} step {facts['committed']}, "
             f"heard {facts['heard_s_ago']:.1f} s ago{cut}"

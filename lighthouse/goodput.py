@@ -59,7 +59,8 @@ class Interruption:
     """One time that training stopped, or a planned change that made it wait.
 
     began_at, noticed_at, issued_at: on the clock of the lighthouse. highest: steps committed before
-    it. ranks: those of the job when it was largest. stopped_s: how long nothing new was computed.
+    it. ranks: those of the job when it was largest. held_s: how long the heals held the others, as
+    these measured it. stopped_s: how long nothing new was computed.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Interruption:
     ranks: int = 0
     steps_repeated: int = 0
     phases: Phases = Phases()
+    held_s: float = 0.0
     stopped_s: float = 0.0
 
     @property
@@ -101,6 +103,7 @@ class Interruption:
             "ranks": self.ranks,
             "phases": {k: round(v, 6) for k, v in asdict(self.phases).items()},
             "steps_repeated": self.steps_repeated,
+            "held_s": round(self.held_s, 6),
             "stopped_s": round(self.stopped_s, 6),
             "lost_rank_s": round(self.lost_rank_s, 6),
         }
@@ -305,7 +308,8 @@ class Goodput:
             group_s=max(record.phases.group_s, report.group_s),
             heal_s=max(record.phases.heal_s, report.heal_s),
         )
-        record = self.open = replace(record, phases=phases)
+        held_s = max(record.held_s, report.held_s)
+        record = self.open = replace(record, phases=phases, held_s=held_s)
         self._reported.add(report.member.replica_id)
         if self._done_at is None and (report.committed > record.highest or record.is_planned):
             self.settle(now)
@@ -366,7 +370,9 @@ def _measured(record: Interruption, now: float) -> Interruption:
     return replace(
         record,
         phases=phases,
-        stopped_s=group_s + heal_s if record.is_planned else now - record.began_at,
+        stopped_s=min(after_s, group_s + record.held_s)
+        if record.is_planned
+        else now - record.began_at,
         steps_repeated=record.steps_repeated + rolled_back,
     )
 

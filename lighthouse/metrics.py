@@ -79,10 +79,17 @@ def _groups(jobs: dict[str, Job]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         "ft_lighthouse_group_state", "1 for the state a group is in.", labels=[*labels, "state"]
     )
+    slowness = GaugeMetricFamily(
+        "ft_lighthouse_slowness_ratio",
+        "Time of a group's own work over that of the others; absent where not known.",
+        labels=labels,
+    )
     now = time.monotonic()
     for name, job in jobs.items():
         for replica_id, seat in job.core.seats.items():
             committed.add_metric([name, replica_id], seat.report.committed)
+            if seat.report.slowness > 0:
+                slowness.add_metric([name, replica_id], seat.report.slowness)
             age.add_metric([name, replica_id], max(0.0, now - seat.heard_at))
             state.add_metric([name, replica_id, group_state(job.core, seat)], 1)
-    yield from (committed, age, state)
+    yield from (committed, age, state, slowness)

@@ -91,6 +91,7 @@ class Hold(Enum):
     PROMISES = "members have not answered the Prepare yet"
     ORPHANS = "no member of the last quorum is here, and some may still be training"
     NO_STATE = "no participant has a whole state"
+    STATE_AWAY = "no participant has the newest state, but others may"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,11 +249,23 @@ def _begin(view: View, asking: list[Seat]) -> Decision:
 def _repair(view: View, *, stay: list[Seat], joiners: list[Seat]) -> Decision:
     """After a loss or a failed step nobody runs: go on from the newest state of those who stay."""
     seats = [*stay, *joiners]
-    whole = [s for s in stay if s.report.is_valid] or [s for s in seats if s.report.is_valid]
+    whole = [s for s in stay if s.report.is_valid]
+    if not whole:
+        whole = [s for s in joiners if s.report.is_valid]
+        if away := _with_newer_state(view, whole):
+            return Waiting(hold=Hold.STATE_AWAY, whom=away)
     if not whole:
         return Waiting(hold=Hold.NO_STATE, whom=_ids(seats))
     sources = _newest(whole)
     return _quorum(view, seats, sources, from_step=sources[0].report.committed)
+
+
+def _with_newer_state(view: View, whole: list[Seat]) -> tuple[str, ...]:
+    """Who may have committed steps that none of `whole` has: out of sight, or not asking yet."""
+    known = max((s.report.committed for s in whole), default=0)
+    seats = view.seats.values()
+    seen = {s.replica_id for s in seats if s.report.is_valid and s.report.committed > known}
+    return tuple(sorted(seen | {replica_id for replica_id, _ in view.unsure}))
 
 
 def _extend(view: View, members: list[Seat], *, stay: list[Seat], joiners: list[Seat]) -> Quorum:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from ftcore.wire.messages import show_id
@@ -9,6 +10,8 @@ from lighthouse.core import JobCore
 from lighthouse.quorum import Decision, Hold, Seat, Waiting
 
 JsonDict = dict[str, object]
+
+NAMES_MAX = 8  # in one sentence
 
 
 def job_status(core: JobCore, decision: Decision | None, now: float) -> JsonDict:
@@ -38,7 +41,30 @@ def _group(core: JobCore, seat: Seat, now: float) -> JsonDict:
         "is_connected": seat.closed_at == inf,
         "store_address": report.member.store_address,
         "reason": report.reason,
+        "heal": _heal(core, seat),
+        "slowness": round(report.slowness, 2),
     }
+
+
+def _heal(core: JobCore, seat: Seat) -> JsonDict | None:
+    """From whom a healing group copies its state, and how much of it has come."""
+    if group_state(core, seat) != "healing":
+        return None
+    report, standing = seat.report, core.standing
+    assert standing is not None
+    done, total = report.heal_bytes_done, report.heal_bytes_total
+    sources = [m.replica_id for m in standing.sources]
+    share = f": {done / total:.0%} of {total / 1e9:.1f} GB" if total else ""
+    return {
+        "sources": sources,
+        "bytes_done": done,
+        "bytes_total": total,
+        "says": f"heals to step {standing.from_step} from {_some(sources)}{share}",
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMES_MAX]) + (" and more" if len(names) > NAMES_MAX else "")
 
 
 def group_state(core: JobCore, seat: Seat) -> str:
@@ -49,7 +75,7 @@ def group_state(core: JobCore, seat: Seat) -> str:
         return "leaving"
     if report.failed_id and is_member:
         return "failed"
-    if is_member and not report.is_valid:
+    if is_member and (not report.is_valid or report.heal_bytes_total):
         return "healing"
     if is_member:
         return "member"
@@ -60,7 +86,7 @@ def waiting_sentence(core: JobCore, decision: Decision | None, now: float) -> st
     """What a waiting job waits for and until when; empty while the quorum stands."""
     if not isinstance(decision, Waiting) or decision.hold is Hold.STANDING:
         return ""
-    names = ", ".join(decision.whom[:8]) + (" and more" if len(decision.whom) > 8 else "")
+    names = _some(decision.whom)
     until = "" if decision.until == inf else f", for {max(0.0, decision.until - now):.1f} s at most"
     count, least = len(decision.whom), core.policy.replicas_min
     match decision.hold:
@@ -80,6 +106,11 @@ def waiting_sentence(core: JobCore, decision: Decision | None, now: float) -> st
             )
         case Hold.NO_STATE:
             return f"no group has a whole state ({names}): restart the job from a checkpoint"
+        case Hold.STATE_AWAY:
+            return (
+                f"waiting for {names}: nobody here has the newest state and they may; restart them "
+                f"under the same replica_id, or `lighthouse evict` them to go on without it"
+            )
         case Hold.LEARNING:
             return f"just started: waiting for groups of an earlier lighthouse{until}"
         case _:

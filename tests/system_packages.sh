@@ -11,6 +11,7 @@ need systemd-analyze systemd
 need npm npm
 need etcd etcd-server
 need chromium chromium
+need ip iproute2
 [ -z "$packages" ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "not root on Debian: tests that need$packages are skipped"

@@ -13,7 +13,9 @@ MAY_IMPORT = {
     "ftcore.base": {"prometheus_client", "click"},
     "ftcore.wire": {"ftcore.base", "grpc", "google"},
     "ftcore.control": {"ftcore.base", "ftcore.wire"},
-    "ftcore": {"ftcore", "torch", "numpy", "grpc", "click", "xxhash", "matplotlib"},
+    # flightrec: a trainer warms and reads its own recorder; the manager's look is the analyzer
+    "ftcore": {"ftcore", "flightrec", "torch", "numpy", "grpc", "click", "xxhash", "matplotlib"},
+    "ftcore.demo": {"ftcore", "ckpt", "torch", "click", "matplotlib"},  # a user of both
     "lighthouse": {"lighthouse", "ftcore.base", "ftcore.wire", "grpc", "aiohttp", "click", "google"}
     | {"prometheus_client", "opentelemetry", "hpack"},
     "ckpt": {"ckpt", "ftcore.base", "ftcore.statedict", "torch", "numpy", "fsspec", "s3fs"}

@@ -41,7 +41,6 @@ class Meeting:
         self.changed = threading.Condition()
         self.committing = threading.Lock()
         self.parts: dict[int, Part] = {}
-        self.dead: dict[int, Layout | None] = {}
         self.committed: int | None = None  # bytes
         self.included: frozenset[int] = frozenset()  # whose parts are in what was committed
 
@@ -137,6 +136,8 @@ class Committer:
             known = self._host.last_layouts(self._job.hello)
             for index in (here or set(range(self._order.count))) - parts.keys() - dead.keys():
                 dead[index] = known.get(index) or self._layout_in_last_step(index)
+        for index in (i for i, layout in dead.items() if layout is None):
+            dead[index] = self._layout_of_replica(index, parts)
         return assemble(
             parts, count=self._order.count, dead=dead, covers=self._host.covers(), here=here
         )
@@ -151,8 +152,10 @@ class Committer:
         return None
 
     def _gather(self) -> tuple[dict[int, Part], dict[int, Layout | None]]:
+        # First who is silent, then what was said: who says it last is no longer at work on it.
+        dead = self._host.silent(self._job.hello, self._order.attempt)
         with self._meeting.changed:
-            parts, dead = dict(self._meeting.parts), dict(self._meeting.dead)
+            parts = dict(self._meeting.parts)
         if not self._is_local and len(parts) + len(dead) < max(self._order.count, 2):
             notes = self._read_notes()
             parts = {i: n for i, n in notes.items() if isinstance(n, Part)} | parts
@@ -160,6 +163,11 @@ class Committer:
                 self._host.remember_layout(self._job.hello, part)
             dead |= {i: n for i, n in notes.items() if not isinstance(n, Part)}
         return parts, {i: layout for i, layout in dead.items() if i not in parts}
+
+    def _layout_of_replica(self, index: int, parts: Mapping[int, Part]) -> Layout | None:
+        """Replicas hold the same, so what one of them wrote tells what a silent one held."""
+        replicas = self._order.replicas_of(index)
+        return next((parts[i].layout for i in replicas if i in parts), None)
 
     def _take_over(self, part: Part, numbers: tuple[int, ...]) -> Part:
         """Write files that a dead participant should have written; we hold the same bytes."""

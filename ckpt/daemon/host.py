@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckpt.assemble import Cover, CoverKey, Part
@@ -27,6 +28,16 @@ log = logging.getLogger(__name__)
 MeetingKey = tuple[str, int, str]
 MEETINGS_KEPT = 256
 COVERS_KEPT = 16
+LAYOUTS_KEPT = 1024  # what participants held: for those of the newest sessions it may be asked
+
+
+@dataclass(slots=True)
+class Participants:
+    """Who of a session is connected here, who ever was, and who will begin no save any more."""
+
+    here: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
 
 
 class Host:
@@ -41,8 +52,7 @@ class Host:
         self._targets: dict[str, Target] = {}
         self._meetings: dict[MeetingKey, Meeting] = {}
         self._jobs: set[Job] = set()
-        self._here: dict[str, set[int]] = {}
-        self._gone: dict[str, set[int]] = {}
+        self._known: dict[str, Participants] = {}
         self._layouts: dict[tuple[str, int], Layout] = {}
         self._cleaned: set[tuple[str, str]] = set()
         self.idle_since_s = time.monotonic()
@@ -63,40 +73,44 @@ class Host:
 
     def attach(self, hello: Hello) -> None:
         with self._lock:
-            self._here.setdefault(hello.session, set()).add(hello.index)
-            self._gone.setdefault(hello.session, set()).discard(hello.index)
+            known = self._known.setdefault(hello.session, Participants())
+            known.here.add(hello.index)
+            known.seen.add(hello.index)
+            known.silent.discard(hello.index)
 
     def detach(self, hello: Hello) -> None:
         """A trainer is gone: what it had not staged will not come, and others need not wait."""
         with self._lock:
-            self._here.get(hello.session, set()).discard(hello.index)
-            self._gone.setdefault(hello.session, set()).add(hello.index)
+            self._known[hello.session].here.discard(hello.index)
             self.idle_since_s = time.monotonic()
-            jobs = {j.order.attempt for j in self._jobs if j.order.index == hello.index}
-            open_meetings = [
-                m
-                for (_, _, attempt), m in self._meetings.items()
-                if attempt.rpartition(".")[0] == hello.session and attempt not in jobs
-            ]
-        for meeting in open_meetings:
-            self._bury(meeting, hello)
+        self.bury(hello.session, hello.index)
 
-    def _bury(self, meeting: Meeting, hello: Hello) -> None:
-        with meeting.changed:
-            if hello.index not in meeting.parts:
-                meeting.dead[hello.index] = self._layouts.get((hello.session, hello.index))
-            meeting.changed.notify_all()
+    def bury(self, session: str, index: int) -> None:
+        """A participant will begin no save of this session any more: nobody waits for one that it
+        has not begun."""
+        with self._lock:
+            self._known.setdefault(session, Participants()).silent.add(index)
+            meetings = [m for (_, _, a), m in self._meetings.items() if session_of(a) == session]
+        for meeting in meetings:
+            with meeting.changed:
+                meeting.changed.notify_all()
+
+    def silent(self, hello: Hello, attempt: str) -> dict[int, Layout | None]:
+        """Participants that have nothing to say about an attempt, and what they held if known."""
+        with self._lock:
+            known = self._known.get(hello.session, Participants())
+            begun = {j.order.index for j in self._jobs if j.order.attempt == attempt}
+            silent = known.silent - begun
+            return {i: self._layouts.get((hello.session, i)) for i in sorted(silent)}
 
     def participants_here(self, hello: Hello) -> set[int]:
         """Participants of a session that are, or were, on this host."""
         with self._lock:
-            return self._here.get(hello.session, set()) | self._gone.get(hello.session, set())
+            return set(self._known.get(hello.session, Participants()).seen)
 
     def is_all_here(self, hello: Hello) -> bool:
         """Whether all participants of the session are, or were, on this host: no notes needed."""
-        with self._lock:
-            known = self._here.get(hello.session, set()) | self._gone.get(hello.session, set())
-            return len(known) >= hello.count
+        return len(self.participants_here(hello)) >= hello.count
 
     def meeting(self, key: MeetingKey) -> Meeting:
         with self._lock:
@@ -108,6 +122,8 @@ class Host:
     def remember_layout(self, hello: Hello, part: Part) -> None:
         with self._lock:
             self._layouts[hello.session, part.index] = part.layout
+            for key in list(self._layouts)[: max(0, len(self._layouts) - LAYOUTS_KEPT)]:
+                del self._layouts[key]
 
     def last_layouts(self, hello: Hello) -> dict[int, Layout]:
         with self._lock:
@@ -142,12 +158,12 @@ class Host:
 
     def is_idle(self) -> bool:
         with self._lock:
-            return not self._jobs and not any(self._here.values())
+            return not self._jobs and not any(k.here for k in self._known.values())
 
     def check_fence(self, target: Target, hello: Hello, step: int) -> None:
         """Take ownership at the first save of a session, with the junk of dead ones removed."""
         first = (target.destination.url, hello.session)
-        target.check_fence(hello.session)
+        target.check_fence(hello.session, is_alone=self.is_all_here(hello))
         with self._lock:
             if first in self._cleaned:
                 return
@@ -174,6 +190,10 @@ class Host:
         for old in plan_deletes(facts, policy, now_unix_s=time.time(), just_committed=step):
             target.remove_step(old)
             event(log, "step.pruned", url=target.destination.url, step=old)
+
+
+def session_of(attempt: str) -> str:
+    return attempt.rpartition(".")[0]
 
 
 def step_facts(target: Target, step: int, policy: Policy, pins: set[int]) -> StepFacts:

@@ -62,7 +62,7 @@ class Job:
         self._begun = False
         self._written: dict[int, set[str]] = {}
         targets, self._broken = opened(host, hello, order)
-        tickets = [t.turns.ticket(hello.run, order.index) for t in targets]
+        tickets = [t.turns.ticket(hello.run, hello.seat) for t in targets]
         self._threads = [
             threading.Thread(target=self._run, args=pair, name="ckpt-job")
             for pair in zip(targets, tickets, strict=True)
@@ -147,7 +147,7 @@ class Job:
         url, order = target.destination.url, self.order
         committer = Committer(self, target)
         try:
-            with target.turns.take(self.hello.run, order.index, ticket):
+            with target.turns.take(self.hello.run, self.hello.seat, ticket):
                 stored = self._save_to(target, committer)
         except Exception as error:
             self._fail(target, error, committer)

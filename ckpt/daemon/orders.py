@@ -19,9 +19,12 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who connects. `run` names the memory tier: the same for all lives of one training run."""
+    """Who connects, and which of the participants of a session it is. `run` names the memory tier:
+    the same for all lives of one training run. `seat` is whose staging memory this is: a trainer
+    that comes back finds there what its last life left."""
 
     run: str
+    seat: str
     session: str
     index: int
     count: int
@@ -43,13 +46,15 @@ class Hello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One save of one participant. `copies` says, for each class of replicated tensors, which copy
-    this participant holds: it writes the files of that owner."""
+    this participant holds: it writes the files of that owner. Participants whose index is equal
+    modulo `ranks` hold the same."""
 
     save_id: int
     step: int
     attempt: str
     index: int
     count: int
+    ranks: int
     slot: int
     layout: str
     created_unix_s: float
@@ -57,6 +62,14 @@ class Order:
     metrics: Mapping[str, float] = field(default_factory=dict)
     durable_at: tuple[str, ...] = ()  # destinations that a daemon before this one has finished
     resident: bool = True  # the slot holds the whole step, not a wave of it
+
+    @property
+    def session(self) -> str:
+        return self.attempt.rpartition(".")[0]
+
+    def replicas_of(self, index: int) -> range:
+        """Those who hold what participant `index` holds, itself among them."""
+        return range(index % self.ranks, self.count, self.ranks)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

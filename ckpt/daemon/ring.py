@@ -23,8 +23,6 @@ from ftcore.base.log import event
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
-# Slots of copies for others; trainers' own slots are numbered from 0.
-COPY_SLOT = 1000
 
 
 class Ring:
@@ -90,13 +88,14 @@ class Ring:
     def _keep(self, channel: Channel, message: Message) -> None:
         """Take a copy. The older copy of the same participant stays until this one is whole."""
         held = held_from_json(message["held"])
-        numbers = (COPY_SLOT, COPY_SLOT + 1)
-        old = {s.number: s for s in self._memory.slots(held.run, held.index)}
+        numbers = (0, 1)
+        seat = f"copy of {held.index}"
+        old = {s.number: s for s in self._memory.slots(held.run, seat)}
         used = [n for n in numbers if n in old and old[n].held is not None]
         number = next(n for n in numbers if n not in used[-1:])
         slot = old.get(number)
         if slot is None or slot.region.size < message["size"]:
-            slot = Slot(held.run, held.index, number, Region.create(message["size"]))
+            slot = Slot(held.run, seat, number, Region.create(message["size"]))
             self._memory.put(slot)
         slot.held = None
         channel.receive_into(slot.region.view[: message["size"]])
@@ -112,13 +111,10 @@ class Ring:
         channel.send({"kind": "kept"})
 
     def _give(self, channel: Channel, message: Message) -> None:
-        slots = self._memory.slots(message["run"], message["index"])
-        for slot in slots:
+        wanted = (message["index"], message["step"], message["attempt"])
+        for slot in self._memory.slots(message["run"]):
             held = slot.held
-            if held is not None and (held.step, held.attempt) == (
-                message["step"],
-                message["attempt"],
-            ):
+            if held is not None and (held.index, held.step, held.attempt) == wanted:
                 start, end = message["start"], message["end"]
                 channel.send_bytes({"kind": "bytes"}, slot.region.view[start:end])
                 return

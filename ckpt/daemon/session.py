@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ckpt.daemon.host import Host
 from ckpt.daemon.jobs import Job
 from ckpt.daemon.memory import Held, Slot
 from ckpt.daemon.orders import Hello, Order
-from ckpt.daemon.ring import COPY_SLOT, held_to_json
+from ckpt.daemon.ring import held_to_json
 from ckpt.plan import Layout, layout_from_json
 from ckpt.region import Region
 from ckpt.wire import PROTOCOL, Channel, Message
@@ -28,6 +29,7 @@ class Session:
         self._hello: Hello | None = None
         self._layouts: dict[str, Layout] = {}
         self._jobs: dict[int, Job] = {}
+        self._slots: dict[int, Slot] = {}
         self._clean = False
         self._copies: tuple[str, ...] = ()
         self._token = ""
@@ -63,8 +65,13 @@ class Session:
                 job.cancel("the trainer is gone")
         self._host.detach(self._hello)
         event(log, "trainer.left", pid=self._hello.pid, clean=self._clean)
-        if self._clean:
-            self._host.memory.drop(self._hello.run, self._hello.index, self)
+        self._leave_seat(self._hello, keep=not self._clean)
+
+    def _leave_seat(self, hello: Hello, *, keep: bool) -> None:
+        if not self._host.memory.leave(hello.run, hello.seat, self, keep=keep):
+            for slot in self._slots.values():
+                slot.drop()
+        self._slots = {}
 
     def _on_hello(self, message: Message, fds: list[int]) -> None:
         if message["protocol"] != PROTOCOL:
@@ -72,18 +79,47 @@ class Session:
             return
         self._hello = hello = Hello.from_json(message["hello"])
         self._host.attach(hello)
-        self._host.memory.own(hello.run, hello.index, self)
         event(log, "trainer.joined", pid=hello.pid, index=hello.index, run=hello.run)
-        slots = self._host.memory.slots(hello.run, hello.index)
-        slots = [s for s in slots if s.number < COPY_SLOT]
+        self._sit({"kind": "welcome"})
+
+    def _sit(self, answer: Message) -> None:
+        """Give the trainer what its last life left in memory."""
+        assert self._hello is not None
+        slots = self._host.memory.own(self._hello.run, self._hello.seat, self)
+        self._slots = {s.number: s for s in slots}
         rows = [{"number": s.number, "size": s.region.size, "busy": s.busy} for s in slots]
-        self._channel.send({"kind": "welcome", "slots": rows}, [s.region.fd for s in slots])
+        self._channel.send({**answer, "slots": rows}, [s.region.fd for s in slots])
+
+    def _on_seat(self, message: Message, fds: list[int]) -> None:
+        """Before its first save a trainer says whose memory it goes on with."""
+        assert self._hello is not None
+        self._leave_seat(self._hello, keep=False)
+        self._move(Hello.from_json(message["hello"]))
+        self._sit({"kind": "seated", "ask": message["ask"]})
+
+    def _on_join(self, message: Message, fds: list[int]) -> None:
+        """The trainer is a participant of another session from now on. What it began before stays
+        in the old one, where those that are `gone` will say nothing more."""
+        assert self._hello is not None
+        for index in message["gone"]:
+            self._host.bury(self._hello.session, index)
+        self._move(Hello.from_json(message["hello"]))
+
+    def _move(self, hello: Hello) -> None:
+        assert self._hello is not None
+        self._host.detach(self._hello)
+        self._hello = hello
+        self._host.attach(hello)
 
     def _on_region(self, message: Message, fds: list[int]) -> None:
         assert self._hello is not None
         region = Region(fds[0], message["size"])
-        slot = Slot(self._hello.run, self._hello.index, message["slot"], region)
-        self._host.memory.put(slot)
+        slot = Slot(self._hello.run, self._hello.seat, message["slot"], region)
+        old = self._slots.pop(slot.number, None)
+        self._slots[slot.number] = slot
+        self._host.memory.put(slot, owner=self)
+        if old is not None and not old.is_dropped:
+            old.drop()
         self._host.metrics.set("ft_ckpt_memory_bytes", self._host.memory.held_bytes())
 
     def _on_layout(self, message: Message, fds: list[int]) -> None:
@@ -93,13 +129,13 @@ class Session:
     def _on_save(self, message: Message, fds: list[int]) -> None:
         assert self._hello is not None
         order = Order.from_json(message["order"])
-        slot = self._host.memory.get(self._hello.run, self._hello.index, order.slot)
+        slot = self._slots[order.slot]
         slot.held = None
         job = Job(
             order,
             self._layouts[order.layout],
             slot,
-            hello=self._hello,
+            hello=replace(self._hello, session=order.session, index=order.index, count=order.count),
             host=self._host,
             notify=self.notify,
             copies=self._copies,
@@ -171,6 +207,8 @@ class Session:
 
     _handlers: dict[str, Callable[[Session, Message, list[int]], None]] = {  # noqa: RUF012
         "hello": _on_hello,
+        "seat": _on_seat,
+        "join": _on_join,
         "region": _on_region,
         "layout": _on_layout,
         "save": _on_save,

@@ -41,14 +41,15 @@ class Target:
         self._epochs: dict[str, int] = {}
         self._layouts: dict[str, Layout] = {}
 
-    def epoch(self, session: str) -> int:
-        """The epoch under which `session` writes here. Taken, above all others, at first use."""
+    def epoch(self, session: str, *, is_alone: bool = False) -> int:
+        """The epoch under which `session` writes here. Taken, above all others, at first use;
+        `is_alone` when no other host takes part in the session."""
         with self._lock:
             if session not in self._epochs:
-                self._epochs[session] = self._take_epoch(session)
+                self._epochs[session] = self._take_epoch(session, is_alone)
             return self._epochs[session]
 
-    def _take_epoch(self, session: str) -> int:
+    def _take_epoch(self, session: str, is_alone: bool) -> int:
         owners = self.owners()
         epoch = max(owners, default=0)
         if owners and owners[epoch].get("session") == session:  # another rank of this session
@@ -58,6 +59,7 @@ class Target:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "since_unix_s": time.time(),
+            "is_alone": is_alone,
         }
         while True:
             epoch += 1
@@ -79,9 +81,9 @@ class Target:
             found[int(info.key.removeprefix(OWNERS))] = content
         return found
 
-    def check_fence(self, session: str) -> None:
+    def check_fence(self, session: str, *, is_alone: bool) -> None:
         """Raise Fenced when another trainer registered after `session`."""
-        mine = self.epoch(session)
+        mine = self.epoch(session, is_alone=is_alone)
         newest = max((int(i.key.removeprefix(OWNERS)) for i in self.store.list(OWNERS)), default=0)
         if newest > mine:
             other = self.owners().get(newest, {})
@@ -159,8 +161,8 @@ class Target:
         self.delete_prefix(f"{directory}/")
 
     def remove_junk(self, hello: Hello, *, active: set[str], now_s: float) -> list[str]:
-        """Delete files that no manifest names: of dead attempts of this host at once, of others
-        when they are old. `active` attempts are being written by this daemon."""
+        """Delete files that no manifest names: of attempts that only this host took part in at
+        once, of others when they are old. `active` attempts are being written by this daemon."""
         here = socket.gethostname()
         owners = {str(o["session"]): o for o in self.owners().values()}
         live = {hello.session} | {a.rpartition(".")[0] for a in active}
@@ -180,7 +182,8 @@ class Target:
                 session = name.partition("/")[0].partition("-")[0].rpartition(".")[0]
                 if key in named or name == MANIFEST_NAME or session in live:
                     continue
-                ours = str(owners.get(session, {}).get("host", "")) == here
+                owner = owners.get(session, {})
+                ours = owner.get("host") == here and owner.get("is_alone", False)
                 if ours or now_s - modified_s > FOREIGN_JUNK_AGE_S:
                     gone.append(key)
         self.store.delete(gone)

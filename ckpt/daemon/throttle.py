@@ -39,19 +39,19 @@ class Turns:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._next: dict[tuple[str, int], int] = {}
-        self._serving: dict[tuple[str, int], int] = {}
+        self._next: dict[tuple[str, str], int] = {}
+        self._serving: dict[tuple[str, str], int] = {}
 
-    def ticket(self, run: str, index: int) -> int:
+    def ticket(self, run: str, seat: str) -> int:
         with self._changed:
-            number = self._next.get((run, index), 0)
-            self._next[run, index] = number + 1
+            number = self._next.get((run, seat), 0)
+            self._next[run, seat] = number + 1
             return number
 
     @contextlib.contextmanager
-    def take(self, run: str, index: int, ticket: int) -> Iterator[None]:
+    def take(self, run: str, seat: str, ticket: int) -> Iterator[None]:
         """Wait for the turn of `ticket`, and give it on when the block ends."""
-        key = (run, index)
+        key = (run, seat)
         with self._changed:
             self._changed.wait_for(lambda: self._serving.get(key, 0) == ticket)
         try:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ckpt.capture import Place, Planner
-from ckpt.checkpointer import as_select
 from ckpt.interop.dcp_read import StockDcpTier
 from ckpt.interop.errors import ForeignFormat
 from ckpt.interop.safetensors_read import SafetensorsTier
+from ckpt.loading import Request, as_select
 from ckpt.meet import default_meeting, default_place
-from ckpt.restore import Request, Restored, Restorer, Tier
+from ckpt.restore import Restored, Restorer
 from ckpt.stores import Store, open_store
+from ckpt.tiers import Tier
 
 Rename = Callable[[str], str | None]
 
@@ -40,7 +41,7 @@ def restore_foreign(
     try:
         tier = tier_of(store, single, rename)
         where = place or default_place()
-        meeting, planner = default_meeting(where), Planner(where)
+        meeting, planner = default_meeting(where), Planner()
         restorer = Restorer(state, [tier], place=where, meeting=meeting, planner=planner)
         request = Request(step=0, strict=strict, select=as_select(only), allow_fallback=False)
         restored = restorer.run(request)

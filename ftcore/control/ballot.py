@@ -23,6 +23,11 @@ class Ballot:
         return len(self._answers) == self.ranks
 
     @property
+    def missing(self) -> list[int]:
+        """Ranks that have not answered yet."""
+        return [rank for rank in range(self.ranks) if rank not in self._answers]
+
+    @property
     def reason(self) -> str:
         noes = sorted((rank, why) for rank, why in self._answers.items() if why)
         if not noes:

@@ -63,7 +63,9 @@ class MemberCore:
         self._prepare: Prepare | None = None
         self._limit: float = inf
         self._is_broken = False  # a member of `quorum` is lost: it cannot finish another step
-        self._timed_id, self._group_s, self._heal_s = 0, 0.0, 0.0
+        self._timed_id, self._group_s, self._heal_s, self._held_s = 0, 0.0, 0.0, 0.0
+        self._heal_bytes: dict[int, tuple[int, int]] = {}  # rank -> done and total of its heal
+        self.slowness = 0.0  # as the ranks measure it, for the lighthouse to show
 
     # What the ranks do
 
@@ -96,33 +98,40 @@ class MemberCore:
         ends = min((q.from_step for q in self.pending), default=inf)
         return step <= self._limit and step < min(ends, self.until) and not self._is_broken
 
-    def heal_began(self) -> None:
-        """From now on the state is a mixture, until `heal_ended`."""
+    def state_torn(self) -> None:
+        """The state is a mixture, or not that of the others, until `heal_ended`."""
         self.is_valid = False
+
+    def heal_goes_on(self, rank: int, *, bytes_done: int, bytes_total: int) -> None:
+        """One rank says how much of its state has come."""
+        if self.running is not None and self.running.must_heal:
+            self._heal_bytes[rank] = bytes_done, bytes_total
 
     def heal_ended(self, lineage: int) -> None:
         """The state is that of the sources at the running step."""
         assert self.running is not None
         self.is_valid = True
+        self._heal_bytes = {}
         self.committed = self.running.step
         self.lineage = lineage
         self._healed_id = self.running.quorum.quorum_id
 
-    def timed(self, *, group_s: float, heal_s: float) -> None:
+    def timed(self, *, group_s: float, heal_s: float, held_s: float = 0.0) -> None:
         """A rank says how long entering the running quorum took. Only its first step counts."""
         assert self.running is not None
         quorum_id = self.running.quorum.quorum_id
         if self.lineage == quorum_id:
             return
         if self._timed_id != quorum_id:
-            self._timed_id, self._group_s, self._heal_s = quorum_id, 0.0, 0.0
+            self._timed_id, self._group_s, self._heal_s, self._held_s = quorum_id, 0.0, 0.0, 0.0
         self._group_s, self._heal_s = max(self._group_s, group_s), max(self._heal_s, heal_s)
+        self._held_s = max(self._held_s, held_s)
 
     def finish(self, *, is_committed: bool, reason: str = "") -> None:
         """The running step ended on all ranks. They may run the next one already: `running`."""
         assert self.running is not None
         quorum = self.running.quorum
-        self.running = None
+        self.running, self._heal_bytes = None, {}
         if is_committed:
             assert self.is_valid and not self._must_heal(quorum)
             self.committed += 1
@@ -200,6 +209,8 @@ class MemberCore:
         if self.quorum is None or not lost.lives & self.quorum.lives:
             return False
         self._is_broken = True
+        if self.running is None:
+            self.reason = f"{lost.replica_id} {lost.reason}"
         return self.running is not None and self.running.quorum is self.quorum
 
     def report(self) -> Report:
@@ -228,17 +239,33 @@ class MemberCore:
             lineage=self.lineage,
             promised=prepare.change_id if prepare and has_promised else 0,
             limit=int(self._limit) if self._limit < inf else 0,
-            failed_id=self._failed_id,
+            failed_id=self._stuck_id(),
             want=self.want,
             reason=self.reason,
             group_s=self._group_s if has_times else 0.0,
             heal_s=self._heal_s if has_times else 0.0,
+            held_s=self._held_s if has_times else 0.0,
+            heal_bytes_done=sum(done for done, _ in self._heal_bytes.values()),
+            heal_bytes_total=sum(total for _, total in self._heal_bytes.values()),
+            slowness=self.slowness,
         )
+
+    def _stuck_id(self) -> int:
+        """The quorum under which no further step can end. A lighthouse that took over does not know
+        whom an earlier one has called lost, so this has to be said, step or no step."""
+        if self._is_broken and self.running is None and self.quorum is not None:
+            return self.quorum.quorum_id
+        return self._failed_id
 
     @property
     def standing(self) -> Quorum | None:
         """The newest quorum this group is in: what a new lighthouse has to know."""
         return self.pending[-1] if self.pending else self.quorum
+
+    @property
+    def is_healing(self) -> bool:
+        """The running step begins with a heal that has not ended."""
+        return self.running is not None and self._must_heal(self.running.quorum)
 
     def _must_heal(self, quorum: Quorum) -> bool:
         is_named = self.member.life in quorum.lives and self.member.replica_id in quorum.healing

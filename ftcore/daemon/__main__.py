@@ -16,7 +16,9 @@ import socket
 import sys
 
 from ftcore.base.log import configure_logging, event
+from ftcore.base.machine import this_machine
 from ftcore.daemon.group import Config, Group
+from ftcore.daemon.hang import HangWatch
 from ftcore.daemon.uplink import LighthouseUnreachable, Uplink
 from ftcore.daemon.watch import ProcessWatch, watch_stopped
 from ftcore.wire.codec import encode_report
@@ -36,7 +38,7 @@ async def run(config: Config, parent_pid: int) -> None:
     )
     watch = ProcessWatch(died=group.rank_died)
     group.poke = uplink.poke
-    server = await _listen(group)
+    servers = await _listen(group)
     watch.add(parent_pid)
     tasks = [
         asyncio.create_task(_reach_lighthouse(group, uplink, watch, config.attach_timeout_s)),
@@ -47,39 +49,42 @@ async def run(config: Config, parent_pid: int) -> None:
             )
         ),
     ]
+    if config.hang_after_s > 0:
+        tasks.append(asyncio.create_task(HangWatch(group, after_s=config.hang_after_s).run()))
     await group.ended.wait()
     if group.core is not None:
         await uplink.say_last(encode_report(group.core.report()))
+    if group.condemned is not None:  # last: the lighthouse should hear the reason, not the echo
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(group.condemned, signal.SIGKILL)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     watch.close()
-    server.close()
+    for server in servers:
+        server.close()
     await asyncio.sleep(0.05)  # let the last words to the ranks leave
 
 
-async def _listen(group: Group) -> asyncio.Server:
-    """Listen on an abstract unix socket, which leaves no file behind however this process ends."""
-    loop = asyncio.get_running_loop()
+async def _listen(group: Group) -> list[asyncio.Server]:
+    """Listen on an abstract unix socket, which leaves no file behind however this process ends,
+    and over TCP when ranks may be on other machines. Print where."""
+    loop, config = asyncio.get_running_loop(), group.config
 
     def connection() -> FrameProtocol:
-        return FrameProtocol(group.received, group.closed)
+        return FrameProtocol(group.received, group.closed, silent_limit_s=config.stopped_limit_s)
 
-    config = group.config
-    if config.listen_host:
-        server = await loop.create_server(connection, config.listen_host, 0)
-        host, port = server.sockets[0].getsockname()[:2]
-        tcp = f"{host}:{port}"
-    else:
-        server, tcp = None, ""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"\0ftcore-{os.getpid()}-{config.incarnation}"
     sock.bind(name)
-    unix_server = await loop.create_unix_server(connection, sock=sock)
+    servers = [await loop.create_unix_server(connection, sock=sock)]
+    tcp = ""
+    if config.listen_host:
+        servers.append(await loop.create_server(connection, config.listen_host, 0))
+        host, port = servers[1].sockets[0].getsockname()[:2]
+        tcp = f"{host}:{port}"
     print(json.dumps({"unix": name[1:], "tcp": tcp}), flush=True)
-    if server is not None:
-        unix_server.close_tcp = server.close  # type: ignore[attr-defined]
-    return unix_server
+    return servers
 
 
 async def _reach_lighthouse(
@@ -87,7 +92,7 @@ async def _reach_lighthouse(
 ) -> None:
     await group.introduced.wait()
     for rank in group.ranks.values():
-        if rank.hello.host == socket.gethostname():
+        if rank.hello.machine == this_machine():
             watch.add(rank.hello.pid)
     holding = asyncio.create_task(uplink.run())
     try:

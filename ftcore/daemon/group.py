@@ -31,6 +31,9 @@ from ftcore.wire.messages import (
 log = logging.getLogger("ftcore.daemon")
 
 LAYOUT = "state layout"  # the one setting that may differ between the ranks of a group
+GUARD_REMEDY = (
+    "Check this group's hardware before you start it again, or load a checkpoint from before."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class Config:
     stopped_limit_s: float = 2.0
     attach_timeout_s: float = 30.0
     failed_steps_max: int = 10
+    hang_after_s: float = 30.0  # 0: a step may take for ever
     listen_host: str = ""
 
 
@@ -65,12 +69,12 @@ class Group:
 
     config: Config
     poke: Callable[[], None] = lambda: None
-    watch_pid: Callable[[int], None] = lambda _: None
     core: MemberCore | None = None
     ranks: dict[int, Rank] = field(default_factory=dict)
     failed_steps: int = 0
     until: int = 0
     last_reason: str = ""
+    condemned: int | None = None  # the process of a rank that hangs: it will not end by itself
     settings: dict[str, str] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     introduced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,6 +82,9 @@ class Group:
     _ready: Ballot = field(init=False)
     _votes: Ballot = field(init=False)
     _healed: Ballot = field(init=False)
+    _must_stop: bool = False
+    _aborted: Go | None = None  # the running step, if it was aborted
+    _must_recompute: bool = False
 
     def __post_init__(self) -> None:
         self._ready, self._votes, self._healed = (Ballot(self.config.ranks) for _ in range(3))
@@ -96,6 +103,8 @@ class Group:
                 self._on_ready(rank, message.ready)
             case "vote":
                 self._on_vote(rank, message.vote)
+            case "heal_progress":
+                self._on_heal_progress(rank, message.heal_progress)
             case "healed":
                 self._on_healed(rank, message.healed)
             case "leave":
@@ -164,7 +173,12 @@ class Group:
         core = self._running_core()
         self._set_until(vote.until)
         if core.running is not None:
-            core.timed(group_s=vote.group_s, heal_s=vote.heal_s)
+            core.timed(group_s=vote.group_s, heal_s=vote.heal_s, held_s=vote.held_s)
+        core.slowness = vote.slowness or core.slowness
+        if vote.is_torn:
+            core.state_torn()
+        self._must_stop |= vote.must_stop
+        self._must_recompute |= vote.must_recompute
         if not self._votes.say(rank, "" if vote.is_ok else vote.reason or "failed"):
             return
         reason = self._votes.reason
@@ -172,7 +186,11 @@ class Group:
         self._healed.clear()
         lineage = core.lineage
         core.finish(is_committed=not reason, reason=reason)
+        if self._must_stop:
+            self.stop(reason, GUARD_REMEDY)
+            return
         decision = pb.Decision(step=vote.step, is_committed=not reason, reason=reason)
+        decision.must_recompute, self._must_recompute = self._must_recompute, False
         if reason:
             self._count_failure(reason)
         else:
@@ -208,6 +226,11 @@ class Group:
                 "pass by itself.",
             )
 
+    def _on_heal_progress(self, rank: int, progress: pb.HealProgress) -> None:
+        """It travels with the next heartbeat."""
+        done, total = progress.bytes_done, progress.bytes_total
+        self._running_core().heal_goes_on(rank, bytes_done=done, bytes_total=total)
+
     def _on_healed(self, rank: int, healed: pb.Healed) -> None:
         if self._healed.say(rank):
             self._running_core().heal_ended(healed.lineage)
@@ -230,6 +253,24 @@ class Group:
                 limit_s = self.config.stopped_limit_s
                 self.end(f"rank {rank} (pid {pid}) is stopped for more than {limit_s:g} s")
                 return
+
+    # For who watches for hangs
+
+    @property
+    def step(self) -> int:
+        """The step that runs, or would be next."""
+        core = self.core
+        if core is None:
+            return 0
+        return core.running.step if core.running is not None else core.committed
+
+    def late_in(self, attempt: tuple[int, int]) -> list[int]:
+        """Ranks that have not voted on this attempt, if it was aborted; else nobody."""
+        go = self._aborted
+        if go is None or go is not self._running_core().running:
+            return []
+        is_it = (go.quorum.quorum_id, go.step) == attempt
+        return self._votes.missing if is_it else []
 
     # From the lighthouse
 
@@ -332,13 +373,14 @@ class Group:
         self._ready.clear()
         core = self._running_core()
         if go.must_heal and core.committed == 0:
-            core.heal_began()
+            core.state_torn()
         quorum = quorum_to_pb(go.quorum)
         return pb.Go(step=go.step, quorum=quorum, must_heal=go.must_heal, may_run=go.may_run)
 
     def _abort(self, reason: str) -> None:
         running = self._running_core().running
         if running is not None:
+            self._aborted = running
             abort = pb.Abort(quorum_id=running.quorum.quorum_id, reason=reason)
             self._push(pb.ToRank(abort=abort))
 

@@ -12,8 +12,8 @@ import click
 
 from ftcore.base.cli import print_json
 from ftcore.base.errors import BadSetting
-from ftcore.demo.processes import Kill, Lighthouse, Run, run_job
-from ftcore.demo.timeline import Event, Recovery, recovery
+from ftcore.demo.processes import ALL, Kill, Lighthouse, Run, checkpoint_folder, run_job
+from ftcore.demo.timeline import Event, Recovery, Resumption, recovery, resumption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class Outcome:
     failed: Run
     unfailed: Run
     recoveries: list[Recovery]
+    resumptions: list[Resumption]
 
     @property
     def sha_failed(self) -> str:
@@ -49,6 +50,7 @@ class Outcome:
             "max_loss_gap": self.max_loss_gap,
             "steps": len(self.failed.losses),
             "recoveries": [r.to_json() for r in self.recoveries],
+            "resumptions": [r.to_json() for r in self.resumptions],
         }
 
 
@@ -61,11 +63,11 @@ def parse_kill(text: str, groups: int, steps: int) -> Kill:
     group, _, step = text.partition("@")
     names = [f"r{i}" for i in range(groups)]
     name = f"r{group}" if group.isdigit() else group
-    if name not in names or not step.isdigit() or not 0 <= int(step) < steps:
+    if name not in (*names, ALL) or not step.isdigit() or not 0 <= int(step) < steps:
         raise BadSetting(
             f"--kill {text!r} names no group and step of this run",
             remedy=f"Write GROUP@STEP, for example 1@{steps // 3}, with a group of "
-            f"{', '.join(names)} and a step below {steps}.",
+            f"{', '.join(names)} or {ALL}, and a step below {steps}.",
         )
     return Kill(name, int(step))
 
@@ -74,7 +76,19 @@ def parse_kill(text: str, groups: int, steps: int) -> Kill:
 @click.option("--groups", default=3, show_default=True, help="Replica groups, one process each.")
 @click.option("--steps", default=120, show_default=True, help="Optimizer steps.")
 @click.option("--shards", type=int, help="Parts of a step's batch. [default: the groups]")
-@click.option("--kill", "kills", multiple=True, metavar="GROUP@STEP", help="[default: 1@STEPS/3]")
+@click.option(
+    "--kill",
+    "kills",
+    multiple=True,
+    metavar="GROUP@STEP",
+    help="'all' for GROUP kills all groups and the checkpoint daemon. [default: 1@STEPS/3]",
+)
+@click.option(
+    "--checkpoint-every",
+    type=int,
+    help="Steps from one checkpoint to the next. [default: STEPS/10 if all groups are killed, "
+    "else no checkpoints]",
+)
 @click.option("--restart-after", default=1.0, show_default=True, help="Seconds after the kill.")
 @click.option("--step-time", default=0.1, show_default=True, help="Least seconds of a step.")
 @click.option("--mode", type=click.Choice(["exact", "fast"]), default="exact", show_default=True)
@@ -88,6 +102,7 @@ def demo(
     steps: int,
     shards: int | None,
     kills: tuple[str, ...],
+    checkpoint_every: int | None,
     restart_after: float,
     step_time: float,
     mode: str,
@@ -114,14 +129,20 @@ def demo(
         "device": device,
     }
     names = [f"r{i}" for i in range(groups)]
+    if checkpoint_every is None and any(k.group == ALL for k in planned):
+        checkpoint_every = max(1, steps // 10)
 
     def run(title: str, kills: list[Kill]) -> Run:
         _say(f"\n{title}", as_json)
         with tempfile.TemporaryDirectory(prefix="ftcore-demo-") as folder:
-            least = max(1, groups - len({k.group for k in planned}))
-            with Lighthouse(Path(folder), replicas_min=least, log_level=log_level) as lighthouse:
+            least = max(1, groups - len({k.group for k in planned} - {ALL}))
+            with (
+                Lighthouse(Path(folder), replicas_min=least, log_level=log_level) as lighthouse,
+                checkpoint_folder() as place,
+            ):
+                saving = _saving(place, checkpoint_every) if checkpoint_every and kills else {}
                 return run_job(
-                    {**config, "lighthouse": lighthouse.address},
+                    {**config, **saving, "lighthouse": lighthouse.address},
                     names,
                     kills=kills,
                     restart_after_s=restart_after,
@@ -132,7 +153,12 @@ def demo(
 
     failed = run(f"{groups} groups, {steps} steps, with kill -9", planned)
     unfailed = run("The same job without failures", [])
-    outcome = Outcome(failed=failed, unfailed=unfailed, recoveries=_recoveries(failed))
+    outcome = Outcome(
+        failed=failed,
+        unfailed=unfailed,
+        recoveries=_recoveries(failed),
+        resumptions=_resumptions(failed),
+    )
     _report(outcome, as_json)
     if plot is not None:
         from ftcore.demo.plot import draw
@@ -141,6 +167,23 @@ def demo(
         _say(f"loss curves: {plot}", as_json)
     good = outcome.is_equal if mode == "exact" else outcome.max_loss_gap < 0.01
     sys.exit(0 if good else 1)
+
+
+def _saving(folder: Path, every: int) -> dict[str, object]:
+    return {
+        "checkpoints": str(folder / "run"),
+        "checkpoint_every": every,
+        "daemon_folder": str(folder / "daemon"),
+    }
+
+
+def _resumptions(run: Run) -> list[Resumption]:
+    events = {name: group.events for name, group in run.groups.items()}
+    return [
+        resumption(k.kill.step, killed_at=k.killed_at, restarted_at=k.restarted_at, events=events)
+        for k in run.killed
+        if k.kill.group == ALL and k.restarted_at is not None
+    ]
 
 
 def _recoveries(run: Run) -> list[Recovery]:
@@ -154,6 +197,7 @@ def _recoveries(run: Run) -> list[Recovery]:
             events=events,
         )
         for killed in run.killed
+        if killed.kill.group != ALL
     ]
 
 
@@ -167,6 +211,8 @@ def _table(as_json: bool) -> Callable[[str, Event], None]:
     notable = {
         "step.aborted": "abort: {reason}",
         "step.failed": "step failed, will be repeated",
+        "checkpoint.saved": "saves step {step}",
+        "checkpoint.restored": "restored step {step} in {seconds:.3f} s",
         "heal.finished": "healed {bytes} bytes in {seconds:.3f} s",
         "started": "process started",
         "ended": "process ended with code {code}",
@@ -198,6 +244,8 @@ def _report(outcome: Outcome, as_json: bool) -> None:
     click.echo()
     for found in outcome.recoveries:
         _report_recovery(found)
+    for resumed in outcome.resumptions:
+        _report_resumption(resumed)
     click.echo(f"weights with failures     sha256 {outcome.sha_failed}")
     click.echo(f"weights without failures  sha256 {outcome.sha_unfailed}")
     click.echo(f"largest loss difference   {outcome.max_loss_gap:g}")
@@ -205,16 +253,25 @@ def _report(outcome: Outcome, as_json: bool) -> None:
     click.echo(f"the final weights are {same}")
 
 
-def _report_recovery(found: Recovery) -> None:
-    def ms(seconds: float | None) -> str:
-        return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
 
+
+def _report_resumption(found: Resumption) -> None:
+    click.echo(f"all groups and the checkpoint daemon killed in step {found.step}")
+    click.echo(
+        f"  restarted → restored step {found.from_step} {_ms(found.restored_s)} → next committed "
+        f"step {_ms(found.next_commit_s)}; {found.lost_steps} steps were taken again"
+    )
+
+
+def _report_recovery(found: Recovery) -> None:
     click.echo(f"{found.group} killed in step {found.step}")
     click.echo(
-        f"  survivors: killed → noticed {ms(found.noticed_s)} → new quorum {ms(found.quorum_s)}"
-        f" → group rebuilt {ms(found.rebuilt_s)} → next committed step {ms(found.next_commit_s)}"
+        f"  survivors: killed → noticed {_ms(found.noticed_s)} → new quorum {_ms(found.quorum_s)}"
+        f" → group rebuilt {_ms(found.rebuilt_s)} → next committed step {_ms(found.next_commit_s)}"
     )
     click.echo(
-        f"  {found.group}: restarted → joined {ms(found.joined_s)} → healed {ms(found.healed_s)}"
-        f" → voting {ms(found.rejoined_s)}; the others waited {ms(found.survivors_wait_s)} for it"
+        f"  {found.group}: restarted → joined {_ms(found.joined_s)} → healed {_ms(found.healed_s)}"
+        f" → voting {_ms(found.rejoined_s)}; the others waited {_ms(found.survivors_wait_s)} for it"
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -74,7 +76,8 @@ class Group:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "FTCORE_LOG_LEVEL": self.log_level}
-            | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},  # what deterministic algorithms need on CUDA
+            | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # what deterministic algorithms need on CUDA
+            | {"CKPT_RUNTIME_DIR": str(self.config.get("daemon_folder", ""))},
         )
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 
@@ -101,12 +104,18 @@ class Group:
             self.process.wait()
 
 
+ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill `group` when it is in the middle of `step`."""
+    """Kill `group` when it is in the middle of `step`; `ALL` groups when the first of them is."""
 
     group: str
     step: int
+
+    def hits(self, name: str) -> bool:
+        return self.group in (name, ALL)
 
 
 @dataclass
@@ -116,6 +125,27 @@ class Killed:
     restarted_at: float | None = None
 
 
+def kill_checkpoint_daemon(folder: Path) -> None:
+    """Send SIGKILL, if there is one: as if its host were lost."""
+    lock = folder / "daemon.lock"
+    pid = int(lock.read_text() or 0) if lock.exists() else 0
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def checkpoint_folder() -> Iterator[Path]:
+    """Where a run keeps its checkpoints, and what the checkpointer's daemon needs."""
+    with tempfile.TemporaryDirectory(prefix="ftcore-ckpt-") as name:
+        folder = Path(name)
+        (folder / "daemon").mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            kill_checkpoint_daemon(folder / "daemon")
+
+
 @dataclass
 class Run:
     """One whole job, with the kills that were asked for."""
@@ -123,6 +153,19 @@ class Run:
     groups: dict[str, Group]
     killed: list[Killed] = field(default_factory=list)
     seconds: float = 0.0
+
+    def hit_by(self, kill: Kill) -> list[Group]:
+        return [group for group in self.groups.values() if kill.hits(group.name)]
+
+    def kill(self, kill: Kill) -> Killed:
+        """Send SIGKILL to all that `kill` hits; with all groups also to the checkpoint daemon, so
+        that nothing is left but what is on disk."""
+        killed = Killed(kill, min([group.kill() for group in self.hit_by(kill)]))
+        folder = next(iter(self.groups.values())).config.get("daemon_folder")
+        if kill.group == ALL and folder:
+            kill_checkpoint_daemon(Path(str(folder)))
+        self.killed.append(killed)
+        return killed
 
     @property
     def losses(self) -> dict[int, float]:
@@ -163,7 +206,8 @@ def run_job(
 def _check_not_too_late(run: Run) -> None:
     """A restarted group can only heal while others still train."""
     missing = [name for name, group in run.groups.items() if not group.sha]
-    returning = {k.kill.group for k in run.killed if k.restarted_at is None or not _is_in(run, k)}
+    killed = [k for k in run.killed if k.kill.group != ALL]
+    returning = {k.kill.group for k in killed if k.restarted_at is None or not _is_in(run, k)}
     if len(missing) < len(run.groups) and set(missing) <= returning:
         raise DemoFailed(
             f"the others had finished before {', '.join(missing)} was back",
@@ -196,7 +240,8 @@ def _drive(
         for due in [r for r in restarts if r[0] <= time.monotonic()]:
             restarts.remove(due)
             due[1].restarted_at = time.time()
-            run.groups[due[1].kill.group].start()
+            for group in run.hit_by(due[1].kill):
+                group.start()
         try:
             name, event = inbox.get(timeout=0.05)
         except queue.Empty:
@@ -206,10 +251,10 @@ def _drive(
         seen(name, event)
         match event["event"]:
             case "shard":
-                for kill in [k for k in kills if k == Kill(name, int(str(event["step"])))]:
+                step = int(str(event["step"]))
+                for kill in [k for k in kills if k.step == step and k.hits(name)]:
                     kills.remove(kill)
-                    killed = Killed(kill, group.kill())
-                    run.killed.append(killed)
+                    killed = run.kill(kill)
                     restarts.append((time.monotonic() + restart_after_s, killed))
             case "finished":
                 group.sha = str(event["sha"])

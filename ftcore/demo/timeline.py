@@ -33,6 +33,51 @@ class Recovery:
         return {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """How a job went on after all its groups were lost in step `step`.
+
+    from_step: the checkpoint it went on from; None if there was none. lost_steps: committed steps
+    that were taken again. Seconds since the restart; next_commit_s: the last group had committed.
+    """
+
+    step: int
+    from_step: int | None
+    lost_steps: int
+    restored_s: float | None = None
+    next_commit_s: float | None = None
+
+    def to_json(self) -> dict[str, object]:
+        return {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()}
+
+
+def resumption(
+    step: int, *, killed_at: float, restarted_at: float, events: Mapping[str, Sequence[Event]]
+) -> Resumption:
+    """`events` are those of each group, as for `recovery`."""
+    restored = [
+        e
+        for group in events.values()
+        for e in group
+        if e["event"] == "checkpoint.restored" and _at(e) >= restarted_at
+    ]
+    committed = [
+        int(str(e["step"])) + 1
+        for group in events.values()
+        for e in group
+        if e["event"] == "step.committed" and _at(e) < killed_at
+    ]
+    from_step = max((int(str(e["step"])) for e in restored), default=None)
+    commits = [_first(group, restarted_at, "step.committed") for group in events.values()]
+    return Resumption(
+        step=step,
+        from_step=from_step,
+        lost_steps=max(committed, default=0) - (from_step or 0),
+        restored_s=_since(restarted_at, max(map(_at, restored), default=None)),
+        next_commit_s=_since(restarted_at, max(_there(commits), default=None)),
+    )
+
+
 def recovery(
     group: str,
     step: int,

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 
+from ckpt import Checkpointer
 from ftcore import ElasticSampler, Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.model import Llama
@@ -68,6 +69,12 @@ def _group(device: torch.device, name: str) -> Group | None:
     return NcclGroup(device=device)
 
 
+def _checkpoints(config: dict[str, object]) -> Checkpointer | None:
+    if "checkpoints" not in config:
+        return None
+    return Checkpointer(str(config["checkpoints"]), keep_last=2, linger_s=10.0, show_progress=False)
+
+
 def train(config: dict[str, object]) -> None:
     torch.manual_seed(7)
     corpus = Corpus()
@@ -81,6 +88,8 @@ def train(config: dict[str, object]) -> None:
         optimizer,
         data=data,
         group=_group(device, str(config["replica_id"])),
+        checkpoints=_checkpoints(config),
+        checkpoint_every=int(str(config.get("checkpoint_every", 1))),
         mode=config["mode"],  # type: ignore[arg-type]
         lighthouse=str(config["lighthouse"]),
         replica_id=str(config["replica_id"]),

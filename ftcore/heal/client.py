@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ftcore.base.errors import FtError
 from ftcore.base.log import event
-from ftcore.heal.errors import HealFailed, OfferRefused
+from ftcore.heal.errors import HealFailed
+from ftcore.heal.greeting import Greeting
 from ftcore.heal.manifest import Manifest
 from ftcore.heal.pace import Pace
-from ftcore.heal.receiver import Receiver, fetch_manifest
+from ftcore.heal.partial import Identity, Partial
+from ftcore.heal.receiver import Receiver
 from ftcore.heal.server import Offer
 from ftcore.heal.sink import Sink
 from ftcore.statedict import FlatState, LayoutDiffers, first_difference, prepare
@@ -51,6 +51,7 @@ class HealReport:
     quorum_id: int
     bytes: int
     seconds: float
+    resumed_bytes: int  # of them, that a heal before had received
     sources: tuple[SourceReport, ...]
 
 
@@ -64,6 +65,7 @@ def heal(
     connections: int = 2,
     bandwidth_max: float | None = None,
     progress: Callable[[HealProgress], object] | None = None,
+    partial: Partial | None = None,
 ) -> HealReport:
     """Make `into` bit for bit the state that `offers` offer, and return what it took.
 
@@ -74,44 +76,87 @@ def heal(
     others. With `in_place` bytes are received straight into the live tensors, so that a failure
     leaves them torn; without it they are kept aside until all are verified. `bandwidth_max` is in
     bytes a second. `progress` is called on this thread, every 50 ms at least; what it raises ends
-    the heal (a manager that hears of a new quorum).
+    the heal (a manager that hears of a new quorum). With `partial`, kept by the caller, a heal that
+    breaks off is gone on with by the next one of the same `state_id`.
 
     Raises LayoutDiffers, before anything is written, when the states do not have the same tensors,
     OfferRefused when no source serves this step any more, and HealFailed (its `is_torn` says
     whether tensors were written) when the sources together could not deliver.
     """
     _check_offers(offers)
-    started = time.monotonic()
+    watch = _Watch(progress)
     reader = secrets.token_hex(8)
-    primary, manifest, connection = _first_manifest(offers, reader, silent_s)
+    greeting = Greeting(offers, reader=reader, silent_s=silent_s)
+    primary, manifest, connection = greeting.run(watch.tell, every_s=TICK_S)
     with connection:  # open until the end: a source keeps its parts for a reader that is there
         flat = _prepared(into, primary, manifest)
         tensors = [flat.tensors[i].tensor for i in manifest.moving]
-        sink = Sink(tensors, manifest.part_bytes, in_place)
-        pace = Pace(bandwidth_max)
-        with Receiver(offers, sink, pace, reader, connections, silent_s) as receiver:
-            _wait(receiver, sink, started + deadline_s, started, progress)
+        partial = Partial() if partial is None else partial
+        identity = _identity(primary, manifest, in_place)
+        with partial.sink(identity, tensors) as sink:
+            pace, resumed_bytes = Pace(bandwidth_max), sink.bytes_done
+            with Receiver(offers, sink, pace, reader, connections, silent_s) as receiver:
+                _wait(receiver, sink, watch, deadline_s)
     sink.finish()
     _put_private(flat, manifest)
     flat.load(manifest.plain)
-    report = HealReport(
+    return _report(primary, manifest, receiver, resumed_bytes, watch.seconds)
+
+
+class _Watch:
+    """Tells how far a heal is, on the calling thread."""
+
+    def __init__(self, progress: Callable[[HealProgress], object] | None) -> None:
+        self._progress, self._started = progress, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def tell(self, done: int = 0, total: int = 0) -> None:
+        if self._progress is not None:
+            now = HealProgress(bytes_done=done, bytes_total=total, seconds=self.seconds)
+            self._progress(now)
+
+
+def _identity(primary: Offer, manifest: Manifest, in_place: bool) -> Identity:
+    return Identity(
+        state_id=primary.state_id,
+        layout_hash=primary.layout_hash,
+        part_bytes=manifest.part_bytes,
+        in_place=in_place,
+    )
+
+
+def _report(
+    primary: Offer, manifest: Manifest, receiver: Receiver, resumed_bytes: int, seconds: float
+) -> HealReport:
+    size, sources = manifest.layout.nbytes, receiver.sources
+    event(
+        log,
+        "heal.finished",
+        step=primary.step,
+        bytes=size,
+        resumed_bytes=resumed_bytes,
+        seconds=seconds,
+        by_source={s.offer.address: s.bytes for s in sources},
+    )
+    return HealReport(
         step=primary.step,
         quorum_id=primary.quorum_id,
-        bytes=manifest.layout.nbytes,
-        seconds=time.monotonic() - started,
+        bytes=size,
+        seconds=seconds,
+        resumed_bytes=resumed_bytes,
         sources=tuple(
-            SourceReport(address=s.offer.address, bytes=s.bytes, lost=s.lost)
-            for s in receiver.sources
+            SourceReport(address=s.offer.address, bytes=s.bytes, lost=s.lost) for s in sources
         ),
     )
-    event(log, "heal.finished", step=report.step, bytes=report.bytes, seconds=report.seconds)
-    return report
 
 
 def _check_offers(offers: Sequence[Offer]) -> None:
     if not offers:
         raise HealFailed("there is no source to heal from")
-    if len({(o.step, o.quorum_id, o.layout_hash) for o in offers}) > 1:
+    if len({(o.step, o.quorum_id, o.layout_hash, o.state_id) for o in offers}) > 1:
         steps = ", ".join(
             f"{o.address}: step {o.step} of quorum {o.quorum_id}, layout {o.layout_hash:016x}"
             for o in offers
@@ -128,42 +173,17 @@ def _prepared(into: object, primary: Offer, manifest: Manifest) -> FlatState:
     return flat
 
 
-def _first_manifest(
-    offers: Sequence[Offer], reader: str, silent_s: float
-) -> tuple[Offer, Manifest, socket.socket]:
-    """From the primary, or from the next source that answers; with the connection to it."""
-    errors: list[FtError] = []
-    for offer in offers:
-        try:
-            return offer, *fetch_manifest(offer, reader, silent_s)
-        except FtError as error:
-            errors.append(error)
-    if all(isinstance(error, OfferRefused) for error in errors):
-        raise errors[0]
-    what = "; ".join(f"{o.address}: {e}" for o, e in zip(offers, errors, strict=True))
-    raise HealFailed(f"no source gave its manifest ({what})") from errors[0]
-
-
-def _wait(
-    receiver: Receiver,
-    sink: Sink,
-    deadline: float,
-    started: float,
-    progress: Callable[[HealProgress], object] | None,
-) -> None:
+def _wait(receiver: Receiver, sink: Sink, watch: _Watch, deadline_s: float) -> None:
     """Look after a transfer until it is complete; raise HealFailed when it cannot be."""
     while True:
         finished = receiver.wait(TICK_S)
         sink.copy_completed()
-        if progress:
-            seconds = time.monotonic() - started
-            done, total = sink.bytes_done, sink.total
-            progress(HealProgress(bytes_done=done, bytes_total=total, seconds=seconds))
+        watch.tell(sink.bytes_done, sink.total)
         if finished:
             return
         why = receiver.why_hopeless()
-        if why is None and time.monotonic() > deadline:
-            why = f"the deadline passed after {time.monotonic() - started:.1f} s"
+        if why is None and watch.seconds > deadline_s:
+            why = f"the deadline passed after {watch.seconds:.1f} s"
         if why is not None:
             failure = HealFailed(
                 f"{sink.bytes_done} of {sink.total} bytes arrived: {why}",

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -26,14 +26,22 @@ MANIFEST_BYTES_MAX = 64 << 30
 CONNECT_TIMEOUT_S = 5.0
 
 
-def connect(offer: Offer, *, reader: str, silent_s: float) -> socket.socket:
-    """A connection to a source that has admitted us. Raises SourceLost or OfferRefused."""
+def connect(
+    offer: Offer,
+    *,
+    reader: str,
+    silent_s: float,
+    opened: Callable[[socket.socket], object] = lambda _: None,
+) -> socket.socket:
+    """A connection to a source that has admitted us; `opened` has it before that. Raises SourceLost
+    or OfferRefused."""
     host, _, port = offer.address.rpartition(":")
     try:
         connection = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
     except (OSError, ValueError) as error:
         raise SourceLost(f"{offer.address} does not answer: {error}") from error
     try:
+        opened(connection)
         wire.set_timeouts(connection, receive_s=silent_s, send_s=silent_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hello = {"ftheal": wire.VERSION, "token": offer.token, "reader": reader}
@@ -60,9 +68,11 @@ def answer(connection: socket.socket) -> dict[str, Any]:
     return head
 
 
-def fetch_manifest(offer: Offer, reader: str, silent_s: float) -> tuple[Manifest, socket.socket]:
+def fetch_manifest(
+    offer: Offer, reader: str, silent_s: float, *, opened: Callable[[socket.socket], object]
+) -> tuple[Manifest, socket.socket]:
     """The manifest of a source, verified, and the connection it came by. Raises an FtError."""
-    connection = connect(offer, reader=reader, silent_s=silent_s)
+    connection = connect(offer, reader=reader, silent_s=silent_s, opened=opened)
     try:
         sizes = ask(connection, {"want": "manifest"}).get("blocks")
         if not isinstance(sizes, list) or len(sizes) != BLOCKS:
@@ -111,7 +121,7 @@ class Receiver:
     ) -> None:
         self.sources = [SourceState(offer, connections) for offer in offers]
         self._sink, self._pace, self._silent_s = sink, pace, silent_s
-        self._work = Work(len(sink.parts))
+        self._work = Work(len(sink.parts), sink.parts_done)
         self._changed = threading.Condition()
         self._is_over = False
         self._over = threading.Event()

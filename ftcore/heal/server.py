@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from ftcore import flight
 from ftcore.base.log import event
 from ftcore.heal import wire
 from ftcore.heal.compare import send_layout
@@ -40,6 +41,7 @@ class Offer:
     step: int
     quorum_id: int
     layout_hash: int
+    state_id: str = ""  # equal for all states that are equal; "" when nothing is known
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,6 +50,7 @@ class Offer:
     def from_json(message: Mapping[str, Any]) -> Offer:
         """The inverse of `to_json`; any other message raises FrameInvalid."""
         kinds = {"address": str, "token": str, "step": int, "quorum_id": int, "layout_hash": int}
+        kinds["state_id"] = str
         if any(type(message.get(key)) is not kind for key, kind in kinds.items()):
             raise FrameInvalid(f"this is not an offer of a heal source: {message!r:.100}")
         return Offer(**{key: message[key] for key in kinds})
@@ -83,6 +86,7 @@ class HealServer:
         self._stage_ahead = cores >= 4 if stage_ahead is None else stage_ahead
         self._copy_threads = min(4, cores)
         self.layout: Layout | None = None  # what others may compare theirs with
+        self.record: flight.FlightRecord | None = None  # for managers that find a step too long
         self._token = secrets.token_urlsafe(18)
         self._pace = Pace(bandwidth_max)
         self._reader_timeout_s, self._connections_max = reader_timeout_s, connections_max
@@ -98,9 +102,12 @@ class HealServer:
 
     # The training thread.
 
-    def publish(self, state: object, *, step: int, quorum_id: int, readers: int = 1) -> Offer:
+    def publish(
+        self, state: object, *, step: int, quorum_id: int, readers: int = 1, state_id: str = ""
+    ) -> Offer:
         """Offer `state` as it is now to `readers` joiners; the offer before is over.
 
+        Sources that give the same `state_id` hold the same parameters and optimizer state.
         Copies what may change before the next optimizer step and nothing else. Call `gate` before
         that step, and `retire` when the quorum says that the heal is over.
         """
@@ -132,6 +139,7 @@ class HealServer:
             step=step,
             quorum_id=quorum_id,
             layout_hash=flat.layout.hash,
+            state_id=state_id,
         )
 
     def prefault(self, state: object) -> None:
@@ -246,6 +254,9 @@ class HealServer:
         hello = wire.receive_frame(connection)
         if hello.get("want") == "layout":
             send_layout(connection, self.layout)
+            return
+        if hello.get("want") == flight.WANT:
+            flight.send_record(connection, self.record, hello)
             return
         snapshot = self._admit(hello)
         wire.send_frame(connection, {"ok": True})

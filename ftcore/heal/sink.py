@@ -28,6 +28,7 @@ class Sink:
         self.total = sum(sizes)
         self.parts = cut(sizes, part_bytes)
         self.bytes_done = 0
+        self.parts_done = 0  # as bits
         self.is_written = False
         self._missing = sizes
         self._direct = [in_place and is_plain_memory(t) for t in tensors]
@@ -44,6 +45,7 @@ class Sink:
         """The part has arrived and is right."""
         with self._lock:
             self.bytes_done += part.nbytes
+            self.parts_done |= 1 << part.index
             for segment in part.segments:
                 self._missing[segment.tensor] -= segment.end - segment.start
                 if not self._missing[segment.tensor] and not self._direct[segment.tensor]:

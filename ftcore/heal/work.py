@@ -32,7 +32,7 @@ class Work:
     _seconds: list[float] = field(default_factory=list)  # how long parts took
 
     def __post_init__(self) -> None:
-        self._pending.extend(range(self.count))
+        self._pending.extend(i for i in range(self.count) if not self.done >> i & 1)
 
     @property
     def is_finished(self) -> bool:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ftcore.local_sgd.outer import OuterSteps, diloco, local_sgd
+from ftcore.local_sgd.outer import DiLoCo, OuterSteps, local_sgd
 
-__all__ = ["OuterSteps", "diloco", "local_sgd"]
+__all__ = ["DiLoCo", "OuterSteps", "local_sgd"]

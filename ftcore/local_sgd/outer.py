@@ -1,7 +1,6 @@
 """LocalSGD and (streaming) DiLoCo as steps of a Manager: inner steps alone, then an outer step.
 
-    manager = ftcore.Manager(model, optimizer, shards=1, mode="fast")
-    diloco(manager, model, sync_every=100)
+    manager = ftcore.Manager(model, optimizer, gradients=DiLoCo(sync_every=100))
     for step in manager.steps(outer_steps):
         for inner in step:                   # this group's inner steps
             loss = loss_of(model(batch(inner.step, inner.index)))
@@ -19,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,7 @@ from ftcore.process_group.errors import GroupError
 from ftcore.step import Shard, Step
 
 if TYPE_CHECKING:
-    from ftcore.manager import Manager
+    from ftcore.live_state import LiveState
 
 
 class OuterSteps:
@@ -49,7 +49,6 @@ class OuterSteps:
         optimizer: OuterOptimizer,
         quantize: Kind | None = None,
         keep: float = 0.0,
-        before_update: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0.0 <= keep < 1.0:
             raise BadSetting(f"keep is {keep}, but must be at least 0 and below 1")
@@ -57,7 +56,7 @@ class OuterSteps:
         self.quantize, self.keep = quantize, keep
         self.fragments = make_fragments(params, schedule.fragments)
         self._group = group
-        self.before_update = before_update  # state that a joiner still reads is copied aside
+        self._before_update: Callable[[], None] = lambda: None
         self._inner_done = 0
         self._losses: list[torch.Tensor] = []
         self._change: torch.Tensor | None = None
@@ -65,11 +64,16 @@ class OuterSteps:
         self._running: Averaging | None = None
         self._fragment = 0
 
+    def attach(self, state: LiveState) -> None:
+        state.register("outer", self.get_state, self.set_state)
+        self._before_update = state.before_update  # what a joiner still reads is copied aside
+
     # What a Step calls
 
     def run(self, step: Step, owner_of: Sequence[int]) -> Iterator[Shard]:
         """Hand out the inner steps not yet done; start the reduction `delay` steps before the end.
         A group that heals in this step brings nothing, so it does none: nobody waits for it."""
+        self._running = None  # a sum that the vote refused is added up again, by all
         self._fragment = self.schedule.fragment_of(step.index)
         if self._group.rank() not in _givers(step):
             return
@@ -130,12 +134,29 @@ class OuterSteps:
         step.loss = float(self._averaged[-1])
         return ""
 
+    def norm(self) -> float:
+        """Of the averaged change."""
+        assert self._averaged is not None
+        return float(torch.linalg.vector_norm(self._averaged[:-1]))
+
+    def own_is_finite(self) -> bool:
+        return self._change is None or bool(self._change.isfinite().all())
+
+    def compared(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What all groups hold in common: their own parameters differ between outer steps."""
+        for number, fragment in enumerate(self.fragments):
+            yield f"outer.{number}", fragment.outer
+            yield f"velocity.{number}", fragment.velocity
+
+    def doubt(self) -> None:
+        """The inner steps are done: their change is averaged again."""
+
     def committed(self) -> None:
         """Apply the outer step. The averaged change has the same bits everywhere, so has the
         result."""
         assert self._averaged is not None
         fragment = self.fragments[self._fragment]
-        self.before_update()
+        self._before_update()
         change = self._averaged[: fragment.outer.numel()]
         self.optimizer.step(fragment.outer, fragment.velocity, change)
         fragment.adopt(keep=self.keep)
@@ -175,20 +196,10 @@ def _with_loss(flat: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
     return torch.cat([flat, flat.new_zeros(-flat.numel() % BLOCK), loss])
 
 
-def diloco(
-    manager: Manager,
-    model: torch.nn.Module,
-    *,
-    sync_every: int,
-    fragments: int = 1,
-    delay: int = 0,
-    quantize: Kind | None = None,
-    outer_rate: float = 0.7,
-    outer_momentum: float = 0.9,
-    keep: float = 0.0,
-) -> OuterSteps:
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo:
     """Make the manager's steps outer steps of DiLoCo (arXiv:2311.08105), or of its streaming form
-    (arXiv:2501.18512) with several fragments and a delay. Call it before the first step.
+    (arXiv:2501.18512) with several fragments and a delay: `Manager(..., gradients=DiLoCo(...))`.
 
     sync_every: inner steps between two outer steps of the same parameters.
     fragments: parts of the model that take turns; a step of the manager is one part's outer step.
@@ -196,24 +207,29 @@ def diloco(
         unless `keep` (0 to 1) keeps a share of it; with 0 all groups are equal after each turn.
     quantize: "int8" or "fp8" moves about a quarter of the bytes.
     """
-    outer = OuterSteps(
-        {name: p for name, p in model.named_parameters() if p.requires_grad},
-        manager.group,
-        schedule=Schedule(sync_every=sync_every, fragments=fragments, delay=delay),
-        optimizer=OuterOptimizer(rate=outer_rate, momentum=outer_momentum),
-        quantize=quantize,
-        keep=keep,
-        before_update=manager.state.before_update,
-    )
-    manager.gradients = outer
-    manager.register_state("outer", outer.get_state, outer.set_state)
-    return outer
+
+    sync_every: int
+    fragments: int = 1
+    delay: int = 0
+    quantize: Kind | None = None
+    outer_rate: float = 0.7
+    outer_momentum: float = 0.9
+    keep: float = 0.0
+
+    def __call__(self, model: torch.nn.Module, group: Group, *, seed: int = 0) -> OuterSteps:
+        """Called by the Manager."""
+        return OuterSteps(
+            {name: p for name, p in model.named_parameters() if p.requires_grad},
+            group,
+            schedule=Schedule(
+                sync_every=self.sync_every, fragments=self.fragments, delay=self.delay
+            ),
+            optimizer=OuterOptimizer(rate=self.outer_rate, momentum=self.outer_momentum),
+            quantize=self.quantize,
+            keep=self.keep,
+        )
 
 
-def local_sgd(
-    manager: Manager, model: torch.nn.Module, *, sync_every: int, quantize: Kind | None = None
-) -> OuterSteps:
+def local_sgd(*, sync_every: int, quantize: Kind | None = None) -> DiLoCo:
     """Average the parameters of all groups every `sync_every` inner steps."""
-    return diloco(
-        manager, model, sync_every=sync_every, quantize=quantize, outer_rate=1.0, outer_momentum=0.0
-    )
+    return DiLoCo(sync_every=sync_every, quantize=quantize, outer_rate=1.0, outer_momentum=0.0)

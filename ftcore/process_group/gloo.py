@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ftcore.process_group import sockets
 from ftcore.process_group.base import Group, Quorum
+from ftcore.process_group.naming import name_in_records
 from ftcore.process_group.store import connect_store
 from ftcore.process_group.work import GroupWork, joined
 
@@ -67,6 +68,7 @@ class GlooGroup(Group):
             quorum.world_size,
             _options(device, quorum),
         )
+        name_in_records(backend, "cpu", quorum.prefix)
         return GlooLink(backend, sockets.connected_with(mine, peers))
 
 

@@ -24,6 +24,7 @@ from ftcore.base.errors import BadSetting
 from ftcore.process_group.base import Group, Quorum
 from ftcore.process_group.errors import CollectiveFailed
 from ftcore.process_group.life import Life
+from ftcore.process_group.naming import name_in_records
 from ftcore.process_group.store import connect_store
 
 # torch's own watchdog would end the process, or wait, where we abort and go on.
@@ -70,6 +71,7 @@ class NcclGroup(Group):
         for name, value in _WATCHDOG_OFF.items():
             os.environ.setdefault(name, value)
         self.device = device or torch.device("cuda", torch.cuda.current_device())
+        self._side: Any = None
 
     def _connect(self, quorum: Quorum) -> NcclLink:
         """Runs on the builder's thread. The first sum makes the communicator, here and now."""
@@ -80,13 +82,21 @@ class NcclGroup(Group):
         backend = dist.ProcessGroupNCCL(
             dist.PrefixStore(quorum.prefix, client), quorum.rank, quorum.world_size, options
         )
-        stream = torch.cuda.Stream(self.device)
+        name_in_records(backend, "cuda", quorum.prefix)
+        stream = self._idle_stream()
         with torch.cuda.stream(stream):
             canary = _send_canary(backend, self.device)
         stream.synchronize()
         if canary.item() != quorum.world_size:
             raise RuntimeError(f"{canary.item():g} of {quorum.world_size} members answered")
         return NcclLink(backend)
+
+    def _idle_stream(self) -> Any:
+        """One stream for all quorums, since torch keeps memory for each that was ever used; but
+        not while something is stuck on it."""
+        if self._side is None or not self._side.query():
+            self._side = torch.cuda.Stream(self.device)
+        return self._side
 
     def settle(self) -> None:
         """Wait until everything issued so far has ended on the device and all members are alive.

@@ -49,8 +49,10 @@ def replicate_mesh(group: Group, inner: DeviceMesh, *, name: str = "replicate") 
 
     The mesh says 1 for the size of that dimension, since it changes with every quorum; FSDP2 asks
     the group itself when it divides. Every member counts alike, so all must bring as many samples.
-    Make the group with hold_errors=True: FSDP2 cannot stop in the middle of a backward pass.
+    From now on the group holds its errors, because FSDP2 cannot stop in the middle of a backward
+    pass: call `group.settle()` after it.
     """
+    group.hold_errors = True
     if group.group_name not in c10d._world.pg_names.values():
         register(group)
     names = inner.mesh_dim_names or tuple(f"inner{i}" for i in range(inner.ndim))

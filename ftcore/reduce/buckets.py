@@ -19,6 +19,7 @@ After either, `.grad` of every parameter is a view of a flat bucket: nothing is 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -60,6 +61,8 @@ class Buckets:
         self._told_missing: set[str] = set()
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._launches: Launches | None = None
+        self._counts: Counter[str] | None = None  # of each parameter's gradients, in the first step
+        self._backwards: int | None = None  # as many as came then
         self.missing: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
@@ -67,15 +70,20 @@ class Buckets:
 
     # -- fast ---------------------------------------------------------------------------------
 
-    def arm(self, group: Group, *, weight: float, backwards: int = 1) -> None:
+    def arm(self, group: Group, *, weight: float, backwards: int | None = 1) -> None:
         """Start each bucket's reduction as soon as its gradients are there.
 
         Call it before the last backward of the step; with `backwards`, before the last so many
-        (the microbatches of one pipeline schedule). reduce_fast() ends it, or cancel().
+        (the microbatches of one pipeline schedule). None: as many as came the first time, which
+        is reduced at its end. reduce_fast() ends it, or cancel().
         """
         self.cancel()
         self._hook_parameters()
-        self._launches = self._new_launches(group, weight, backwards)
+        backwards = backwards or self._backwards
+        if backwards is None:
+            self._counts = Counter()
+        else:
+            self._launches = self._new_launches(group, weight, backwards)
 
     def reduce_fast(self, group: Group, *, weight: float) -> None:
         """Replace every gradient by the sum over ranks of weight × gradient; weights add up to 1.
@@ -83,6 +91,8 @@ class Buckets:
         Buckets that arm() has not launched are launched now, in order. Raises the GroupError of a
         group that broke; the gradients are gone then, and the step is to be repeated.
         """
+        if self._counts is not None:
+            self._backwards, self._counts = max(self._counts.values(), default=None), None
         launches = self._launches or self._new_launches(group, weight, 1)
         try:
             early = len(launches.works)
@@ -142,6 +152,11 @@ class Buckets:
         """Drop the shards' gradients, after a commit. Their memory is used again."""
         for bucket in self._buckets:
             bucket.forget_shards()
+
+    def shards_are_finite(self) -> bool:
+        """Whether no gradient of the shards that are here is nan or infinite."""
+        flats = [flat for bucket in self._buckets for flat in bucket.shards.values()]
+        return all(bool(flat.isfinite().all()) for flat in flats)
 
     def reduce_exact(self, group: Group, *, owner_of: Sequence[int], scale: float = 1.0) -> None:
         """Replace every gradient by scale × the sum of all shards, added in shard order.
@@ -210,5 +225,7 @@ class Buckets:
             self._hooks.append(param.register_post_accumulate_grad_hook(hook))
 
     def _on_gradient(self, index: int, name: str) -> None:
+        if self._counts is not None:
+            self._counts[name] += 1
         if (launches := self._launches) is not None:
             launches.gradient_came(index, name)

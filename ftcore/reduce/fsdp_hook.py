@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from ftcore.base.errors import BadSetting
 from ftcore.process_group.base import Group
 
 
@@ -41,13 +40,9 @@ class FsdpHooks:
 
 
 def reduce_in_fsdp(model: torch.nn.Module, group: Group, *, weight: float) -> FsdpHooks:
-    """Hook all FSDP modules of `model`. The group must have hold_errors=True, since FSDP2 cannot
-    stop in the middle of a backward pass."""
-    if not group.hold_errors:
-        raise BadSetting(
-            "the group raises errors in the middle of FSDP2's backward",
-            remedy="Make the group with hold_errors=True; finish() raises its error afterwards.",
-        )
+    """Hook all FSDP modules of `model`. From now on the group holds its errors until finish(),
+    since FSDP2 cannot stop in the middle of a backward pass."""
+    group.hold_errors = True
     hooks = FsdpHooks(group, weight)
     for module in model.modules():
         if isinstance(module, FSDPModule):

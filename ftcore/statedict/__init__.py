@@ -10,6 +10,7 @@ from ftcore.statedict.errors import (
 from ftcore.statedict.flat import FlatState, NamedTensor, flatten, layout
 from ftcore.statedict.fresh import prepare
 from ftcore.statedict.memory import bytes_of
+from ftcore.statedict.own import PerRank, per_rank
 from ftcore.statedict.owners import StatePair
 from ftcore.statedict.plain import decode, encode, register_type
 
@@ -22,6 +23,7 @@ __all__ = [
     "LayoutDiffers",
     "NamedTensor",
     "NotAtStepBoundary",
+    "PerRank",
     "PlainEncodingInvalid",
     "StatePair",
     "bytes_of",
@@ -30,6 +32,7 @@ __all__ = [
     "first_difference",
     "flatten",
     "layout",
+    "per_rank",
     "prepare",
     "register_type",
 ]

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
 from ftcore.statedict.errors import PlainEncodingInvalid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class Box(NamedTuple):
     """The part of a global tensor that this rank holds."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One tensor of a state, without its memory."""
+class Entry(NamedTuple):
+    """One tensor of a state, without its memory. A tuple: there are tens of thousands of them."""
 
     name: str
     dtype: str  # as torch prints it, without "torch."
@@ -151,5 +149,5 @@ def _differing(x: Entry, y: Entry) -> str:
     """The description; when both read the same, the fields that differ."""
     if x.describe() != y.describe():
         return x.describe()
-    other = asdict(y)
-    return ", ".join(f"{k}={v}" for k, v in asdict(x).items() if v != other[k])
+    pairs = zip(x._fields, x, y, strict=True)
+    return ", ".join(f"{name}={mine}" for name, mine, other in pairs if mine != other)

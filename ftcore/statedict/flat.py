@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
@@ -20,8 +20,7 @@ from ftcore.statedict.plain import DEPTH_MAX, TensorRef
 Keys: TypeAlias = tuple[object, ...]  # the way from the root of a state to a part of it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedTensor:
+class NamedTensor(NamedTuple):
     """A live local tensor (no copy, detached) and what is known about it."""
 
     entry: Entry
@@ -140,18 +139,10 @@ class _Walk:
             full = self._unique(name + leaf.suffix) if leaf.suffix else name
             key = memory_key(leaf.tensor)
             first = self._first_with.setdefault(key, full) if leaf.tensor.numel() else full
-            entry = Entry(
-                name=full,
-                dtype=plain.dtype_name(leaf.tensor.dtype),
-                global_shape=leaf.global_shape,
-                box=leaf.box,
-                itemsize=leaf.tensor.element_size(),
-                alias_of=first if first != full else None,
-                lazy=lazy,
-            )
-            is_parameter = key in self._parameters
-            named = NamedTensor(entry=entry, tensor=leaf.tensor, is_parameter=is_parameter)
-            self.tensors.append(named)
+            dtype, alias_of = leaf.tensor.dtype, first if first != full else None
+            place = (leaf.global_shape, leaf.box)
+            entry = Entry(full, plain.dtype_name(dtype), *place, dtype.itemsize, alias_of, lazy)
+            self.tensors.append(NamedTensor(entry, leaf.tensor, key in self._parameters))
         return TensorRef(name)
 
     def _unique(self, name: str) -> str:

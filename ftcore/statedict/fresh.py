@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from ftcore.statedict.flat import FlatState, flatten
 from ftcore.statedict.memory import leaves
 from ftcore.statedict.owners import OptimizerOwner
 from ftcore.statedict.plain import TensorRef, dtype_of
+from ftcore.statedict.siblings import examples, is_sibling, sibling_of
 
 BATCH_BYTES = 64 << 20  # of parameters that are copied and have a gradient at one moment
 
@@ -24,11 +25,12 @@ def prepare(state: object, layout: Layout, plain_values: bytes) -> FlatState:
     """Make the optimizers in `state` hold the same tensors as the state that `layout` and
     `plain_values` describe, and return `state` flattened.
 
-    Missing state is created by the optimizer itself (a step with zero gradients on a few
-    parameters at a time, which are restored bit by bit afterwards), so that its classes, devices
-    and dtypes are right; what it cannot create so is made from the layout. State that the other
-    side has not is dropped. Parameters, gradients, random generators and hooks are left as they
-    were. Whether the layouts are equal now is for the caller to compare.
+    Missing state is created by the optimizer itself, so that its classes, devices and dtypes are
+    right: by a step with zero gradients on one small parameter of each kind, which is restored bit
+    by bit afterwards. The others get state like it. Those whose state is not like it are stepped
+    themselves, and what the optimizer cannot create so is made from the layout. State that the
+    other side has not is dropped. Parameters, gradients, random generators and hooks are left as
+    they were. Whether the layouts are equal now is for the caller to compare.
     """
     flat = flatten(state)
     if flat.layout.hash == layout.hash:
@@ -57,15 +59,24 @@ def _match_state(owner: OptimizerOwner, wanted: dict[Any, Any], maker: _Maker) -
     for key in [key for key in state if key not in keys or not _same_kind(state[key], keys[key])]:
         del state[key]
     missing = [p for p in owner.names if p in keys and p not in state]
-    if not missing:
-        return
-    try:
-        create_state(owner.optimizer, missing)
-    except (TypeError, RuntimeError, NotImplementedError):
-        pass  # it needs a closure or a real gradient: made from the layout below
+    example_of = examples(owner.optimizer, missing)
+    _try_create(owner.optimizer, list({id(p): p for p in example_of.values()}.values()))
+    for parameter in missing:
+        example, wanted = example_of[id(parameter)], keys[parameter]
+        made = state.get(example)
+        if parameter not in state and is_sibling(made, example, wanted, parameter, maker.entries):
+            state[parameter] = sibling_of(made, example, parameter)
+    _try_create(owner.optimizer, [p for p in missing if p not in state])
     for parameter in missing:
         if not _same_kind(state.get(parameter), keys[parameter]):
             state[parameter] = maker.make(keys[parameter], parameter)
+
+
+def _try_create(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+    """A rule that needs a closure or a real gradient cannot; its state is made from the layout."""
+    if parameters:
+        with suppress(TypeError, RuntimeError, NotImplementedError):
+            create_state(optimizer, parameters)
 
 
 def _same_kind(live: Any, wanted: Any) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ except ImportError:  # a torch built without distributed has no DTensor to meet 
     DTensor = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A strided tensor with memory of its own, found in a tensor of the state."""
 
     suffix: str  # "" or ".scale": the way from the tensor of the state to this one
@@ -35,12 +33,14 @@ _PLAIN = (Tensor, Parameter)
 
 def leaves(tensor: Tensor, *, path: str) -> Iterator[Leaf]:
     """Take a tensor apart: DTensor to its shard, subclasses through `__tensor_flatten__`."""
-    if DTensor is not None and isinstance(tensor, DTensor):
+    if type(tensor) in _PLAIN:
+        _check_has_bytes(tensor, path)
+        yield _whole("", tensor.detach())
+    elif DTensor is not None and isinstance(tensor, DTensor):
         yield from _shard_leaves(tensor, path)
-        return
-    for suffix, inner in _strided(tensor, "", path):
-        shape = tuple(inner.shape)
-        yield Leaf(suffix=suffix, tensor=inner, global_shape=shape, box=_whole(shape))
+    else:
+        for suffix, inner in _strided(tensor, "", path):
+            yield _whole(suffix, inner)
 
 
 def _shard_leaves(tensor: Any, path: str) -> Iterator[Leaf]:
@@ -72,23 +72,28 @@ def _strided(tensor: Tensor, suffix: str, path: str) -> Iterator[tuple[str, Tens
         for name in names:
             yield from _strided(getattr(tensor, name), f"{suffix}.{name}", path + suffix)
         return
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise CannotStore(
-            f"{path}{suffix} is a {tensor.layout} tensor, which has no plain memory",
-            remedy="Store its parts (indices and values) as strided tensors in `state_dict()`.",
-            path=path + suffix,
-        )
-    if tensor.is_meta:
-        raise CannotStore(
-            f"{path}{suffix} is on the meta device and has no bytes",
-            remedy="Materialise the model (`to_empty`, then initialise) before training.",
-            path=path + suffix,
-        )
+    _check_has_bytes(tensor, path + suffix)
     yield suffix, tensor.detach()
 
 
-def _whole(shape: tuple[int, ...]) -> Box:
-    return Box(offset=(0,) * len(shape), shape=shape)
+def _check_has_bytes(tensor: Tensor, path: str) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise CannotStore(
+            f"{path} is a {tensor.layout} tensor, which has no plain memory",
+            remedy="Store its parts (indices and values) as strided tensors in `state_dict()`.",
+            path=path,
+        )
+    if tensor.is_meta:
+        raise CannotStore(
+            f"{path} is on the meta device and has no bytes",
+            remedy="Materialise the model (`to_empty`, then initialise) before training.",
+            path=path,
+        )
+
+
+def _whole(suffix: str, tensor: Tensor) -> Leaf:
+    shape = tuple(tensor.shape)
+    return Leaf(suffix, tensor, shape, Box((0,) * len(shape), shape))
 
 
 MemoryKey: TypeAlias = tuple[object, ...]
@@ -101,9 +106,7 @@ def memory_key(leaf: Tensor) -> MemoryKey:
 
 def is_plain_memory(leaf: Tensor) -> bool:
     """True when the bytes lie in host memory, in order, and are the values themselves."""
-    return (
-        leaf.device.type == "cpu" and leaf.is_contiguous() and not (leaf.is_conj() or leaf.is_neg())
-    )
+    return leaf.is_cpu and leaf.is_contiguous() and not (leaf.is_conj() or leaf.is_neg())
 
 
 def bytes_of(leaf: Tensor) -> memoryview:

@@ -131,7 +131,10 @@ def _items(values: Any, path: str, depth: int) -> list[object]:
 
 def _pairs(mapping: Any, path: str, depth: int) -> list[object]:
     return [
-        [_to_json(key, f"{path} key {key!r}", depth), _to_json(item, join(path, key), depth)]
+        [
+            key if type(key) is str else _to_json(key, f"{path} key {key!r}", depth),
+            _to_json(item, join(path, key), depth),
+        ]
         for key, item in mapping.items()
     ]
 

@@ -226,6 +226,10 @@ def _report_to_pb(report: Report) -> pb.Report:
         reason=report.reason[:TEXT_CHARS_MAX],
         group_s=report.group_s,
         heal_s=report.heal_s,
+        held_s=report.held_s,
+        heal_bytes_done=report.heal_bytes_done,
+        heal_bytes_total=report.heal_bytes_total,
+        slowness=report.slowness,
     )
 
 
@@ -247,6 +251,10 @@ def _report_from_pb(message: pb.Report, member: Member) -> Report:
         reason=message.reason[:TEXT_CHARS_MAX],
         group_s=_seconds(message.group_s),
         heal_s=_seconds(message.heal_s),
+        held_s=_seconds(message.held_s),
+        heal_bytes_done=_number(message.heal_bytes_done),
+        heal_bytes_total=_number(message.heal_bytes_total),
+        slowness=_seconds(message.slowness),
     )
 
 

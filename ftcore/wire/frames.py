@@ -21,6 +21,19 @@ def frame(payload: bytes) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
+def tune_tcp(sock: socket.socket, *, silent_limit_s: float) -> None:
+    """Send at once, and give the connection up when the other host is silent for about this long.
+
+    A host that is cut off or without power closes nothing; the kernel answers for a busy process.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    limit_ms = max(1, round(silent_limit_s * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+
+
 class FrameSocket:
     """A blocking stream socket that sends and receives whole messages. One thread at a time."""
 
@@ -38,6 +51,10 @@ class FrameSocket:
                 return payload
             try:
                 data = self._sock.recv(1 << 16)
+            except TimeoutError as error:
+                if error.errno is None:  # settimeout(); otherwise the other host fell silent
+                    raise
+                return None
             except ConnectionError:
                 return None
             if not data:
@@ -80,9 +97,12 @@ class FrameProtocol(asyncio.Protocol):
         self,
         received: Callable[[FrameProtocol, bytes], None],
         closed: Callable[[FrameProtocol], None],
+        *,
+        silent_limit_s: float,
     ) -> None:
         self._received = received
         self._closed = closed
+        self._silent_limit_s = silent_limit_s
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
 
@@ -91,7 +111,7 @@ class FrameProtocol(asyncio.Protocol):
         self._transport = transport
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune_tcp(sock, silent_limit_s=self._silent_limit_s)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

@@ -44,7 +44,7 @@ class Quorum(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s")
+    __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "held_s", "heal_bytes_done", "heal_bytes_total", "slowness")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,10 @@ class Report(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    HEAL_BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    HEAL_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     quorum_id: int
     left_id: int
@@ -71,7 +75,11 @@ class Report(_message.Message):
     reason: str
     group_s: float
     heal_s: float
-    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ...) -> None: ...
+    held_s: float
+    heal_bytes_done: int
+    heal_bytes_total: int
+    slowness: float
+    def __init__(self, number: _Optional[int] = ..., quorum_id: _Optional[int] = ..., left_id: _Optional[int] = ..., committed: _Optional[int] = ..., is_torn: bool = ..., lineage: _Optional[int] = ..., promised: _Optional[int] = ..., limit: _Optional[int] = ..., failed_id: _Optional[int] = ..., want: _Optional[_Union[Want, str]] = ..., reason: _Optional[str] = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., held_s: _Optional[float] = ..., heal_bytes_done: _Optional[int] = ..., heal_bytes_total: _Optional[int] = ..., slowness: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "member", "report", "settings", "standing")
@@ -173,7 +181,7 @@ class ToGroup(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., new_quorum: _Optional[_Union[Quorum, _Mapping]] = ..., lost_member: _Optional[_Union[LostMember, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
-    __slots__ = ("rank", "pid", "host", "is_push", "store_address", "heal_address", "committed", "lineage", "settings", "token")
+    __slots__ = ("rank", "pid", "machine", "is_push", "store_address", "heal_address", "committed", "lineage", "settings", "token")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -183,7 +191,7 @@ class RankHello(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     IS_PUSH_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HEAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -193,7 +201,7 @@ class RankHello(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     rank: int
     pid: int
-    host: str
+    machine: str
     is_push: bool
     store_address: str
     heal_address: str
@@ -201,7 +209,7 @@ class RankHello(_message.Message):
     lineage: int
     settings: _containers.ScalarMap[str, str]
     token: str
-    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., is_push: bool = ..., store_address: _Optional[str] = ..., heal_address: _Optional[str] = ..., committed: _Optional[int] = ..., lineage: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., machine: _Optional[str] = ..., is_push: bool = ..., store_address: _Optional[str] = ..., heal_address: _Optional[str] = ..., committed: _Optional[int] = ..., lineage: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("until",)
@@ -210,7 +218,7 @@ class Ready(_message.Message):
     def __init__(self, until: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s")
+    __slots__ = ("step", "is_ok", "reason", "until", "is_torn", "group_s", "heal_s", "held_s", "must_stop", "slowness", "must_recompute")
     STEP_FIELD_NUMBER: _ClassVar[int]
     IS_OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +226,10 @@ class Vote(_message.Message):
     IS_TORN_FIELD_NUMBER: _ClassVar[int]
     GROUP_S_FIELD_NUMBER: _ClassVar[int]
     HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    MUST_STOP_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     step: int
     is_ok: bool
     reason: str
@@ -225,7 +237,19 @@ class Vote(_message.Message):
     is_torn: bool
     group_s: float
     heal_s: float
-    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ...) -> None: ...
+    held_s: float
+    must_stop: bool
+    slowness: float
+    must_recompute: bool
+    def __init__(self, step: _Optional[int] = ..., is_ok: bool = ..., reason: _Optional[str] = ..., until: _Optional[int] = ..., is_torn: bool = ..., group_s: _Optional[float] = ..., heal_s: _Optional[float] = ..., held_s: _Optional[float] = ..., must_stop: bool = ..., slowness: _Optional[float] = ..., must_recompute: bool = ...) -> None: ...
+
+class HealProgress(_message.Message):
+    __slots__ = ("bytes_done", "bytes_total")
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    bytes_done: int
+    bytes_total: int
+    def __init__(self, bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class Healed(_message.Message):
     __slots__ = ("lineage",)
@@ -246,20 +270,22 @@ class Bye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class FromRank(_message.Message):
-    __slots__ = ("hello", "ready", "vote", "healed", "leave", "bye")
+    __slots__ = ("hello", "ready", "vote", "healed", "leave", "bye", "heal_progress")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
     HEALED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    HEAL_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     hello: RankHello
     ready: Ready
     vote: Vote
     healed: Healed
     leave: Leave
     bye: Bye
-    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., healed: _Optional[_Union[Healed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    heal_progress: HealProgress
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., healed: _Optional[_Union[Healed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., heal_progress: _Optional[_Union[HealProgress, _Mapping]] = ...) -> None: ...
 
 class Go(_message.Message):
     __slots__ = ("step", "quorum", "must_heal", "may_run")
@@ -274,18 +300,20 @@ class Go(_message.Message):
     def __init__(self, step: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., must_heal: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("is_committed", "reason", "go", "step", "may_run")
+    __slots__ = ("is_committed", "reason", "go", "step", "must_recompute", "may_run")
     IS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    MUST_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     MAY_RUN_FIELD_NUMBER: _ClassVar[int]
     is_committed: bool
     reason: str
     go: Go
     step: int
+    must_recompute: bool
     may_run: int
-    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., may_run: _Optional[int] = ...) -> None: ...
+    def __init__(self, is_committed: bool = ..., reason: _Optional[str] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[int] = ..., must_recompute: bool = ..., may_run: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("quorum_id", "reason")

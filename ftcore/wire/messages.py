@@ -105,7 +105,9 @@ class Report:
         after it was counted as lost: it will not finish a step of that quorum.
     failed_id: the quorum under which its last step failed, or 0.
     group_s, heal_s: how long the slowest rank took, before its first step under its quorum, to
-        build process groups and to copy the state.
+        build process groups and to copy the state. held_s: how long the heals of others held it.
+    heal_bytes_done, heal_bytes_total: how far the heal is that runs now, over all ranks; else 0.
+    slowness: how many times slower than the others it does its own work; 0 where not known.
     """
 
     member: Member
@@ -122,6 +124,10 @@ class Report:
     reason: str = ""
     group_s: float = 0.0
     heal_s: float = 0.0
+    held_s: float = 0.0
+    heal_bytes_done: int = 0
+    heal_bytes_total: int = 0
+    slowness: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

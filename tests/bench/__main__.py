@@ -7,7 +7,7 @@ anything. Longer ones (ckpt, heal, lighthouse, flightrec) have options of their 
 import subprocess
 import sys
 
-SHORT = ("recovery", "groups", "reduce")
+SHORT = ("recovery", "groups", "reduce", "guards", "rejoin")
 LONG = ("heal", "lighthouse", "flightrec", "ckpt")
 
 

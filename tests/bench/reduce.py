@@ -25,17 +25,24 @@ def tiny_model():
     return nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.Tanh())))
 
 
-def timed(step, rounds, group):
-    """The median over rounds of the slowest rank's time, in milliseconds."""
-    times = []
+def timed(step, group):
+    """The slowest rank's time, in milliseconds."""
+    group.barrier().wait()
+    start = time.perf_counter()
+    step()
+    slowest = torch.tensor([time.perf_counter() - start])
+    group.allreduce([slowest], MAX).wait()
+    return slowest.item() * 1e3
+
+
+def in_turns(steps, rounds, group):
+    """name -> times over `rounds`: all variants in each round, so that a loaded machine is as slow
+    for one as for another. Two rounds are for warming up."""
+    times = {name: [] for name in steps}
     for _ in range(rounds + 2):
-        group.barrier().wait()
-        start = time.perf_counter()
-        step()
-        slowest = torch.tensor([time.perf_counter() - start])
-        group.allreduce([slowest], MAX).wait()
-        times.append(slowest.item() * 1e3)
-    return statistics.median(times[2:]), min(times[2:])
+        for name, step in steps.items():
+            times[name].append(timed(step, group))
+    return {name: found[2:] for name, found in times.items()}
 
 
 def make_max():
@@ -93,11 +100,11 @@ def member(rank, address, options, results):
     group.configure(
         store_address=address, prefix="ours", rank=rank, world_size=options.groups, timeout_s=120
     )
-    big, tiny = (lambda: big_model(options.megabytes)), tiny_model
-    for name, step in variants(big, torch.randn(1, 1024), group).items():
-        results.put(("big", name, *timed(step, options.rounds, group)))
-    for name, step in variants(tiny, torch.randn(16, 64), group).items():
-        results.put(("tiny", name, *timed(step, 40 * options.rounds, group)))
+    big = variants(lambda: big_model(options.megabytes), torch.randn(1, 1024), group)
+    tiny = variants(tiny_model, torch.randn(16, 64), group)
+    for size, steps, rounds in (("big", big, options.rounds), ("tiny", tiny, 40 * options.rounds)):
+        for name, times in in_turns(steps, rounds, group).items():
+            results.put((size, name, statistics.median(times), min(times)))
     group.barrier().wait()
     group.close()
     dist.destroy_process_group()
@@ -123,7 +130,11 @@ def main():
     while not results.empty():
         size, name, median, best = results.get()
         table.setdefault((size, name), (median, best))
-    print(f"{options.groups} groups, gloo, one thread each; milliseconds a step, slowest rank")
+    print(
+        f"{options.groups} groups, gloo, one thread each; milliseconds a step, slowest rank; ",
+        end="",
+    )
+    print(f"{options.megabytes} MB or 0.1 MB of gradients")
     print(f"{'model':6} {'variant':30} {'median':>9} {'best':>9}")
     for (size, name), (median, best) in table.items():
         print(f"{size:6} {name:30} {median:9.2f} {best:9.2f}")

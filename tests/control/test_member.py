@@ -101,7 +101,7 @@ def test_a_healing_member_enters_at_once_and_votes_only_after_the_heal():
     core.new_quorum(quorum(1, from_step=7, healing=("a",)))
     go = core.try_start()
     assert (go.step, go.must_heal) == (7, True)
-    core.heal_began()
+    core.state_torn()
     assert not core.report().is_valid
     core.heal_ended(lineage=3)
     core.finish(is_committed=True)
@@ -134,3 +134,45 @@ def test_a_ballot_is_complete_with_all_ranks_and_tells_the_first_no():
     assert not ballot.say(0)
     assert ballot.say(1, "not finite")
     assert ballot.reason == "rank 1: not finite"
+
+
+def test_a_report_says_how_far_the_heal_of_all_ranks_is_until_it_ends():
+    core = MemberCore(ME)
+    core.try_start()
+    core.new_quorum(quorum(1, healing={"a"}))
+    assert core.try_start().must_heal
+    core.heal_goes_on(0, bytes_done=10, bytes_total=100)
+    core.heal_goes_on(1, bytes_done=20, bytes_total=100)
+    core.heal_goes_on(0, bytes_done=30, bytes_total=100)
+    assert (core.report().heal_bytes_done, core.report().heal_bytes_total) == (50, 200)
+    core.heal_ended(lineage=0)
+    assert core.report().heal_bytes_total == 0
+
+
+def test_a_heal_that_breaks_off_is_no_longer_reported():
+    core = MemberCore(ME)
+    core.try_start()
+    core.new_quorum(quorum(1, healing={"a"}))
+    core.try_start()
+    core.heal_goes_on(0, bytes_done=10, bytes_total=100)
+    core.finish(is_committed=False, reason="a source died")
+    core.heal_goes_on(0, bytes_done=20, bytes_total=100)  # late
+    assert core.report().heal_bytes_total == 0
+
+
+def test_a_survivor_says_how_long_the_heals_of_others_held_it():
+    core = training()
+    core.timed(group_s=0.1, heal_s=0.0, held_s=0.02)
+    core.timed(group_s=0.1, heal_s=0.0, held_s=0.05)
+    core.finish(is_committed=True)
+    assert core.report().held_s == 0.05
+
+
+def test_a_member_that_cannot_go_on_says_so_to_whoever_leads_now():
+    core = training()
+    core.finish(is_committed=True)
+    core.lost_member(
+        LostMember(quorum_id=quorum_id_of(1, 1), replica_id="b", incarnation=1, reason="died")
+    )
+    assert core.try_start() is None
+    assert core.report().failed_id == quorum_id_of(1, 1) and core.report().reason == "b died"

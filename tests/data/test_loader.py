@@ -4,7 +4,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ftcore.data import (
     DataOrderDiffers,
@@ -102,10 +103,14 @@ def test_a_loaded_position_starts_the_loader_anew():
     assert loader.step([0])[0].data.tolist() == first
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_with_workers_each_sample_is_committed_once_while_owners_change(seed):
+@pytest.mark.parametrize("seed, workers", [(seed, 0) for seed in range(10)] + [(1, 2), (5, 2)])
+def test_each_sample_is_committed_once_while_owners_change_with_or_without_workers(seed, workers):
     rng = random.Random(seed)
-    groups = {name: ElasticLoader(Numbers(30), ledger(30), num_workers=0) for name in "ab"}
+
+    def loader():
+        return ElasticLoader(Numbers(30), ledger(30), num_workers=workers)
+
+    groups = {name: loader() for name in "ab"}
     seen = []
     for step in range(12):
         owners = deal(shards=4, participants=sorted(groups))
@@ -113,10 +118,10 @@ def test_with_workers_each_sample_is_committed_once_while_owners_change(seed):
         if rng.random() < 0.3:
             continue  # the step failed
         seen += itertools.chain(*(p.data.tolist() for p in sorted(parts, key=lambda p: p.shard)))
-        for loader in groups.values():
-            loader.commit()
+        for each in groups.values():
+            each.commit()
         if rng.random() < 0.3:
-            joiner = ElasticLoader(Numbers(30), ledger(30))
+            joiner = loader()
             joiner.load_state_dict(groups["a"].state_dict())
             groups[f"j{step}"] = joiner
         if len(groups) > 2 and rng.random() < 0.3:
@@ -174,6 +179,35 @@ class Stateful:
         while self.at < len(self.items):
             self.at += 1
             yield self.items[self.at - 1]
+
+
+class Words(IterableDataset):
+    """An iterable set whose workers share the items of one shard."""
+
+    def __init__(self, shard, epoch):
+        self.words = list(open_numbers(shard, epoch))
+
+    def __iter__(self):
+        info = get_worker_info()
+        yield from self.words[info.id :: info.num_workers] if info else self.words
+
+
+def open_stateful_loader(shard, epoch):
+    """The real thing, with a worker process."""
+    return StatefulDataLoader(Words(shard, epoch), batch_size=None, num_workers=1)
+
+
+def test_torchdata_s_loader_with_workers_goes_on_where_another_group_left_it():
+    def shards():
+        return ReplayShards(open_stateful_loader, shards=2, per_shard=2, lengths=[3, 4])
+
+    alone = ReplayShards(open_numbers, shards=2, per_shard=2, lengths=[3, 4])
+    a, b = shards(), shards()
+    for owned_by_a in ([0, 1], [0], [1], [], [0, 1]):
+        owned_by_b = [shard for shard in (0, 1) if shard not in owned_by_a]
+        assert a.step(owned_by_a) | b.step(owned_by_b) == alone.step([0, 1])
+        for each in (alone, a, b):
+            each.commit()
 
 
 @pytest.mark.parametrize("open_shard", [open_numbers, Stateful])

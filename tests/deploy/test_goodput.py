@@ -228,6 +228,16 @@ def test_the_times_of_a_healer_count_although_another_reports_first():
     assert (ended.phases.group_s, ended.phases.heal_s) == (0.2, 0.5)
 
 
+def test_a_join_costs_what_it_held_the_others_and_not_what_the_heal_took():
+    book = started("a")
+    book.told(fact(10.0, "change.started", detail="b joins"), None)
+    book.told(fact(10.1, "quorum.issued"), quorum(2, "a", "b", step=2, healing="b"))
+    book.heard(report("a", 2, 3, group_s=0.1, held_s=0.05), 14.0)
+    ended = book.heard(report("b", 2, 3, group_s=0.1, heal_s=3.0), 14.1)
+    assert ended.stopped_s == pytest.approx(0.15)
+    assert ended.to_json(wall_offset_s=0.0)["held_s"] == 0.05
+
+
 def test_times_of_the_quorum_before_do_not_count():
     book = started("a", "b")
     book.told(fact(10.0, "member.lost", "b", "died"), None, heard_at=10.0)

@@ -24,6 +24,7 @@ OPTIONS = {
         (),
         ("--set", "tls.mutual=true,tokens.secretName=tokens,replicas=2"),
         ("--set", "tls.enabled=false,networkPolicy.enabled=false,serviceMonitor.enabled=false"),
+        ("--set", "onlyLeaderReady=true"),
         ("--set", "image.digest=sha256:" + "0" * 64 + ",priorityClassName=high,replicas=1"),
     ],
     "training-job": [
@@ -65,6 +66,14 @@ def test_every_object_fits_the_schema_of_kubernetes(chart, options):
     unknown = [line for line in done.stdout.splitlines() if "Couldn't find schema" in line]
     kinds = {line.partition("for kind ")[2].partition(" with")[0] for line in unknown}
     assert kinds <= {"JobSet", "ServiceMonitor", "PodMonitor"}  # those have tests of their own
+
+
+def test_only_the_leader_can_be_made_ready_for_managers():
+    made = objects(render("lighthouse", "--set", "onlyLeaderReady=true"))
+    (container,) = only("StatefulSet", made)["spec"]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/leaderz"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert not [o for o in made if o["kind"] == "PodDisruptionBudget"]
 
 
 def test_a_field_that_kubernetes_does_not_know_is_noticed():

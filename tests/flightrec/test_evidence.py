@@ -3,13 +3,19 @@
 import gzip
 import json
 import pickle
+import tarfile
+import zipfile
 from pathlib import Path
 
+import fsspec
 import pytest
+from click.testing import CliRunner
 
+from flightrec.__main__ import main
 from flightrec.errors import BadEvidence
 from flightrec.evidence import collect
 from flightrec.exits import read_exits
+from flightrec.unpacking import unpack
 from tests.flightrec import real
 
 
@@ -90,3 +96,53 @@ def test_logs_in_json_lines_are_read(tmp_path):
     line = real.real_sets()["buffer_wrap"]["logs"]["rank0.log"].splitlines()[4]
     (tmp_path / "rank0.log").write_text(json.dumps({"time": 1, "message": line}) + "\n")
     assert collect([str(tmp_path)]).book.ranks[0].is_waiting
+
+
+def packed(path, name):
+    """The logs of a set in a tar archive or a zip."""
+    for file, text in real.real_sets()[name]["logs"].items():
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.writestr(f"job/{file}", text)
+        else:
+            (path.parent / file).write_text(text)
+    if path.suffix != ".zip":
+        with tarfile.open(path, "w:gz") as archive:
+            for file in real.real_sets()[name]["logs"]:
+                archive.add(path.parent / file, f"job/{file}")
+                (path.parent / file).unlink()
+    return path
+
+
+@pytest.mark.parametrize("name", ["logs.tar.gz", "logs.zip"])
+def test_logs_in_an_archive_decide_alone(tmp_path, name):
+    ran = CliRunner().invoke(main, ["analyze", str(packed(tmp_path / name, "exception_exit"))])
+    assert ran.exit_code == 1 and "Rank 1" in ran.output
+
+
+def test_an_archive_may_be_named_as_the_logs(tmp_path):
+    archive = packed(tmp_path / "logs.tar.gz", "exception_exit")
+    (end,) = collect([], logs=[str(archive)]).evidence.exits
+    assert (end.rank, end.error) == (1, "ValueError: loss is nan")
+
+
+def test_logs_in_an_object_store_are_read():
+    store = fsspec.filesystem("memory")
+    for file, text in real.real_sets()["exception_exit"]["logs"].items():
+        store.pipe(f"/job7/{file}", text.encode())
+    found = collect(["memory://job7"])
+    assert sorted(found.book.ranks) == [0, 1, 2, 3]
+    assert all("memory://" in file for file in found.files)
+
+
+def test_a_store_that_cannot_be_reached_is_unusable_input():
+    ran = CliRunner().invoke(main, ["analyze", "nosuchstore://bucket/dumps"])
+    assert ran.exit_code == 3 and "cannot be read" in ran.output
+
+
+def test_names_in_archives_lead_nowhere_else(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("../../../escaped.log", "text")
+    (tmp_path / "in").mkdir()
+    (one,) = unpack(str(tmp_path / "x.zip"), tmp_path / "in")
+    assert tmp_path / "in" in Path(one.path).parents

@@ -9,6 +9,8 @@ import zipfile
 import pytest
 
 import flightrec
+from flightrec.annotate import annotated
+from flightrec.dump import read_dump
 from flightrec.errors import NoDumps
 from flightrec.loading import load_paths
 from flightrec.model import Kind, Verdict
@@ -149,3 +151,46 @@ def test_the_report_is_plain_json(folder):
     needed = {"rank", "kind", "group", "seq", "op", "where", "confidence", "because"}
     assert needed <= set(value["culprits"][0])
     assert [c["rank"] for c in value["consequences"]] == [0, 1, 3]
+
+
+def test_an_annotated_dump_tells_its_rank_and_which_groups_live(tmp_path):
+    made = synthesize(Job(layout=Layout(dp=2)), seed=1)
+    for rank, dump in made.items():
+        data = pickle.dumps(dump, protocol=2)
+        live = {"default_pg": {"0": [4, 5]}}
+        told = annotated(data, rank=rank + 4, host=f"h{rank}", live_groups=live)
+        (tmp_path / f"x{rank}").write_bytes(told)
+    records = flightrec.load([str(tmp_path / "x0"), str(tmp_path / "x1")])
+    assert {r.host for r in records.ranks.values()} == {"h0", "h1"}
+    assert (4, 5) in [group.ranks for group in records.groups]
+
+
+def test_calls_of_a_group_whose_like_lives_on_are_left_out(tmp_path):
+    (dump, _) = synthesize(Job(layout=Layout(dp=2, tp=1)), seed=1).values()
+    live = {"dp": {"of another quorum": [0, 1]}}
+    before, after = (
+        read_dump(data).columns
+        for data in (
+            pickle.dumps(dump, protocol=2),
+            annotated(pickle.dumps(dump, protocol=2), rank=0, live_groups=live),
+        )
+    )
+    assert 0 < len(after) < len(before)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02}(", b"not a dump"])
+def test_what_is_no_whole_dump_is_not_annotated(data):
+    assert annotated(data, rank=1, live_groups={}) == data
+
+
+def test_a_wrong_name_is_overruled_by_the_rank_s_own_sends(tmp_path):
+    made = synthesize(Job(layout=Layout(dp=1, pp=2)), seed=1)
+    for dump in made.values():
+        entries = [e for e in dump["entries"] if e["process_group"][1] == "pp"]
+        for entry in entries:
+            entry["process_group"] = ("0", "default_pg")
+    for rank, dump in made.items():
+        (tmp_path / f"rank_{1 - rank}").write_bytes(pickle.dumps(dump))
+    records = flightrec.load([str(tmp_path)])
+    assert {r: record.source[-1] for r, record in records.ranks.items()} == {0: "1", 1: "0"}
+    assert "says rank 0" in records.problems[0].what

@@ -166,3 +166,71 @@ def test_a_group_that_was_made_again_under_its_name_is_another_group(report, ste
         dump["entries"] = [{**e, "record_id": i} for i, e in enumerate(both)]
         dump["pg_status"] = {}
     assert named(report(second)) == [(1, Kind.NEVER_ISSUED)]
+
+
+PIPE = Job(layout=Layout(dp=2, pp=2), steps=6)
+
+
+@pytest.mark.parametrize(
+    "kind, job, rank",
+    [
+        (Kind.NEVER_ISSUED, FOUR, 2),
+        (Kind.DIED, FOUR, 2),
+        (Kind.WRONG_OP, FOUR, 1),
+        (Kind.SIZE_MISMATCH, FOUR, 3),
+        (Kind.DTYPE_MISMATCH, FOUR, 0),
+        (Kind.ORDER_INVERSION, FOUR, 1),
+        (Kind.SKIPPED_CALL, FOUR, 1),
+        (Kind.EXTRA_CALL, FOUR, 1),
+        (Kind.DEVICE_STALL, FOUR, 3),
+        (Kind.P2P_NO_PARTNER, PIPE, 2),
+        (Kind.UNEVEN_INPUTS, FOUR, 1),
+        (Kind.STRAGGLER, FOUR, 1),
+    ],
+)
+def test_each_kind_is_told_by_its_name(report, kind, job, rank):
+    step = job.steps - 1 if kind is Kind.UNEVEN_INPUTS else 3
+    dumps = synthesize(job, [Fault(rank=rank, kind=kind, step=step)], with_timing=True)
+    assert named(report(dumps)) == [(rank, kind)]
+
+
+def test_a_rank_that_has_not_come_to_its_send_never_issued_it(report):
+    """Nobody left a send out: the rank is stuck before it, and its peer's receive shows that."""
+    dumps = synthesize(PIPE, [Fault(rank=0, kind=Kind.NEVER_ISSUED, step=3)])
+    (culprit,) = report(dumps).culprits
+    assert (culprit.rank, culprit.kind, culprit.op) == (0, Kind.NEVER_ISSUED, "send")
+
+
+def test_two_faults_at_once_are_both_named_and_nobody_else(report):
+    job = Job(layout=Layout(dp=4, tp=2), steps=6)
+    faults = [Fault(rank=r, kind=Kind.NEVER_ISSUED, step=3) for r in (1, 6)]
+    assert sorted(named(report(synthesize(job, faults)))) == [
+        (1, Kind.NEVER_ISSUED),
+        (6, Kind.NEVER_ISSUED),
+    ]
+
+
+def test_a_gather_with_two_roots_names_the_unusual_one(report):
+    dumps = synthesize(Job(layout=Layout(dp=4), steps=6, gathers=True))
+    gathers = [e for e in dumps[2]["entries"] if e["profiling_name"].endswith(":gather")]
+    shape = next(e for e in dumps[0]["entries"] if e["profiling_name"].endswith(":gather"))
+    at = gathers[3]["record_id"]
+    sizes = {key: shape[key] for key in ("output_sizes", "output_dtypes")}
+    assert named(report(changed(dumps, 2, at, **sizes))) == [(2, Kind.ROOT_MISMATCH)]
+
+
+def test_a_call_left_out_is_told_at_its_place_though_a_dump_is_lost(report):
+    dumps = synthesize(FOUR, [Fault(rank=1, kind=Kind.SKIPPED_CALL, step=2)])
+    whole = report(dumps).culprits[0]
+    del dumps[3]
+    (culprit,) = report(dumps).culprits
+    assert (culprit.rank, culprit.kind, culprit.seq) == (1, Kind.SKIPPED_CALL, whole.seq)
+
+
+def test_dumps_of_active_calls_only_still_tell_the_number_of_the_call(report):
+    dumps = synthesize(FOUR, [Fault(rank=2, kind=Kind.NEVER_ISSUED, step=3)])
+    whole = report(dumps).culprits[0]
+    for dump in dumps.values():
+        dump["entries"] = [e for e in dump["entries"] if e["state"] != "completed"]
+    (culprit,) = report(dumps).culprits
+    assert (culprit.rank, culprit.seq) == (2, whole.seq)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftcore.digest import state_digest
+from ftcore.digest import _sums, state_digest
 
 
 def model(dtype=torch.float32):
@@ -45,3 +45,14 @@ def test_names_and_shapes_count():
 
 def test_odd_sizes_and_empty_tensors_work():
     assert state_digest([("a", torch.zeros(3, dtype=torch.uint8)), ("b", torch.zeros(0))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_the_sums_that_a_gpu_makes_see_every_flipped_bit_too(dtype):
+    x = (100 * torch.rand(1001)).to(dtype)
+    before = torch.stack(_sums(x))
+    raw = x.view(torch.uint8)
+    for where in range(0, raw.numel(), 13):
+        raw[where] ^= 1 << (where % 8)
+        assert not torch.equal(torch.stack(_sums(x)), before)
+        raw[where] ^= 1 << (where % 8)

@@ -18,6 +18,8 @@ class Job:
     def __init__(self, endpoints, *, name="job", step_s=0.01):
         self.endpoints, self.name, self.step_s = endpoints, name, step_s
         self.groups, self._meetings = {}, {}
+        self.may_heal = asyncio.Event()  # a heal has come to 30 % and waits while this is not set
+        self.may_heal.set()
 
     def meeting(self, go):
         return self._meetings.setdefault((go.quorum.quorum_id, go.step), set())
@@ -93,7 +95,10 @@ class Group:
                 await self._wake.wait()
                 continue
             if go.must_heal:
-                self.core.heal_began()
+                self.core.state_torn()
+                self.core.heal_goes_on(0, bytes_done=3 * 10**8, bytes_total=10**9)
+                self.uplink.poke()
+                await self.job.may_heal.wait()
                 self.core.heal_ended(self._lineage_of_sources(go))
             self._abort.clear()
             is_committed = await self._reduce(go)

@@ -27,7 +27,10 @@ def test_the_page_follows_the_jobs_and_an_operator_can_drain(tmp_path, monkeypat
             for name in ("a-longer-name-of-a-group", "b", "c"):
                 await stack.enter_async_context(Group(job, name).alive())
             await page.until_text("quorum .* of 3 ")
+            job.may_heal.clear()
             async with Group(job, "d").alive():
+                await page.until_text("heals to step .* from a-longer-name.*, b, c: 30% of 1")
+                job.may_heal.set()
                 await page.until_text("quorum .* of 4 ")
             await page.until_text(r"member.lost\s+d: ")
             await page.until_text("last recovery: .*first step")

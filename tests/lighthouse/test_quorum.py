@@ -137,6 +137,19 @@ def test_without_a_whole_state_nobody_goes_on():
     assert answer.hold is Hold.NO_STATE
 
 
+def test_a_newer_state_that_is_out_of_sight_is_waited_for():
+    torn, fresh = seat("a", promised=6, is_valid=False), asking("c")
+    standing, gone = quorum("a", "b"), frozenset({("b", 1)})
+    seen = {"standing": standing, "lost": gone, "change": broken()}
+    waits = decide(view(torn, fresh, unsure=gone, **seen), POLICY, 0.0)
+    assert (waits.hold, waits.whom) == (Hold.STATE_AWAY, ("b",))
+    back = seat("b", committed=9)  # it is there again, but has not asked yet
+    waits = decide(view(torn, fresh, back, **seen), POLICY, 0.0)
+    assert (waits.hold, waits.whom) == (Hold.STATE_AWAY, ("b",))
+    goes_on = decide(view(torn, fresh, **seen), POLICY, 0.0)  # b is known to be dead
+    assert (goes_on.from_step, goes_on.healing) == (0, {"a"})
+
+
 def test_members_out_of_sight_are_not_replaced_by_guess():
     standing, gone = quorum("a", "b"), frozenset({("a", 1), ("b", 1)})
     newcomers = (asking("c"), asking("d"))

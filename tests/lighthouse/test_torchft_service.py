@@ -111,6 +111,8 @@ def test_a_group_that_dies_is_left_out_after_its_heartbeat_and_the_id_grows():
         async with place.leading():
             clients, living = {name: client(place) for name in "abc"}, set("abc")
             beating = asyncio.create_task(beats(run, place, living))
+            while len(place.service.core.expiries) < 3:
+                await asyncio.sleep(0.01)
             first, *_ = await asyncio.gather(*(run(ask, clients[n], n) for n in "abc"))
             living.remove("c")
             second, _ = await asyncio.gather(*(run(ask, clients[n], n) for n in "ab"))

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import pytest
 
+from ftcore import Guards
 from tests.local_sgd.trainer import main
 from tests.manager import jobs
 
@@ -114,3 +115,14 @@ def test_training_under_the_manager_goes_down(job):
     assert r0.finish() == r1.finish()
     losses = [said["loss"] for said in r0.said("outer")]
     assert sum(losses[-10:]) < sum(losses[:10]) / 2, losses
+
+
+@variants
+def test_a_bit_that_flips_in_the_outer_parameters_is_named_and_healed(job, outer):
+    j = job(outer, guards=Guards(digest_every_steps=1, straggler_factor=None))
+    j.gates["go on"].set()
+    groups = [*j.start_all("r0", "r2"), j.start("r1", flip_after=5)]
+    assert len({group.finish() for group in groups}) == 1
+    for group in groups:
+        (refused,) = group.said("guard.refused")
+        assert (refused["step"], refused["replica_ids"]) == (6, ["r1"])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from ftcore import Manager
 from ftcore.base.errors import FtError
 from ftcore.demo.worker import sha256
-from ftcore.local_sgd import diloco
+from ftcore.local_sgd import DiLoCo
 
 
 def main(pipe, config, gates):
@@ -36,12 +36,12 @@ def train(config, events, gates):
     with Manager(
         model,
         optimizer,
-        shards=1,
-        mode="fast",
+        gradients=DiLoCo(**config["outer"]),
+        guards=config.get("guards"),
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
     ) as manager:
-        outer = diloco(manager, model, **config["outer"])
+        outer = manager.gradients
         for step in manager.steps(config["steps"]):
             for inner in step:
                 if step.index == config["hold_at"]:
@@ -55,6 +55,8 @@ def train(config, events, gates):
                 optimizer.step()
                 inner.log(loss)
                 time.sleep(config.get("inner_time_s", 0.0))
+            if step.index == config.get("flip_after"):
+                outer.fragments[0].outer.view(torch.int32)[0] ^= 1
             shas = [sha256([f.outer]) for f in outer.fragments]
             events.say("outer", step=step.index, shas=shas, loss=step.loss, members=step.members)
         events.say("finished", sha=sha256([f.outer for f in outer.fragments]))

@@ -18,15 +18,16 @@ _PROCESSES.set_forkserver_preload(["torch", "ftcore.manager", "tests.manager.tra
 
 
 class Group:
-    """One life of one replica group of one rank."""
+    """One life of one replica group of one rank, or of one rank of it."""
 
-    def __init__(self, name, config):
+    def __init__(self, name, config, main=None):
         self.name, self.events = name, []
         self._inbox = queue.SimpleQueue()
         here, there = _PROCESSES.Pipe(duplex=False)
-        from tests.manager.trainer import main
+        from tests.manager import trainer
 
-        self.process = _PROCESSES.Process(target=main, args=(there, {**config, "replica_id": name}))
+        arguments = (there, {**config, "replica_id": name})
+        self.process = _PROCESSES.Process(target=main or trainer.main, args=arguments)
         self.process.start()
         there.close()
         threading.Thread(target=self._read, args=(here,), daemon=True).start()
@@ -45,7 +46,9 @@ class Group:
             try:
                 got = self._inbox.get(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"{self.name} never said {event} {facts}") from None
+                raise AssertionError(
+                    f"{self.name} never said {event} {facts}: {self.events[-5:]}"
+                ) from None
             self.events.append(got)
             if got["event"] == event and all(got.get(k) == v for k, v in facts.items()):
                 return got
@@ -66,8 +69,8 @@ class Group:
 
 
 class Job:
-    def __init__(self, folder: Path, *, replicas_min=1, **config):
-        self.folder, self.replicas_min = folder, replicas_min
+    def __init__(self, folder: Path, *, replicas_min=1, main=None, **config):
+        self.folder, self.replicas_min, self.main = folder, replicas_min, main
         self.groups = []
         self.lighthouse = self._light(port=0)
         self.config = {"steps": 80, "shards": 3, "lighthouse": self.lighthouse.address, **config}
@@ -78,7 +81,7 @@ class Job:
         )
 
     def start(self, name, **config):
-        group = Group(name, {**self.config, **config})
+        group = Group(name, {**self.config, **config}, self.main)
         self.groups.append(group)
         return group
 

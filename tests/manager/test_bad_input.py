@@ -1,12 +1,16 @@
 """What a user can get wrong: one clear sentence with the remedy, no traceback, nothing lost."""
 
+import socket
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from ftcore import Manager
 from ftcore.base.errors import BadSetting
 from ftcore.errors import NothingToReduce
-from tests.manager.jobs import Job
+from tests.manager.jobs import HANG_S, Job
 
 
 def refusal(group):
@@ -37,6 +41,7 @@ def test_two_groups_with_one_name(tmp_path):
         ({"shards": 4}, "shards is 4 here and 3 in the other replica groups"),
         ({"mode": "fast"}, "mode is fast here and exact"),
         ({"options": {"seed": 5}}, "seed is 5 here and 0"),
+        ({"version": "0.0.9"}, "ftcore version is 0.0.9 here and"),
     ],
 )
 def test_groups_that_do_not_agree(tmp_path, config, words):
@@ -57,11 +62,30 @@ def test_another_model_is_refused_and_the_first_difference_named(tmp_path):
 
 
 def test_a_group_that_always_fails_stops_with_the_reason(tmp_path):
-    """Its peer is stopped from outside in each step, and only the collective's limit ends it."""
     options = {"failed_steps_max": 3, "guard": "never"}
     with Job(tmp_path, options=options) as job:
         text = refusal(job.start("r0"))
         assert "3 steps failed one after the other, the last because: never" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--journal", "/proc/nowhere/journal"], "/proc/nowhere/journal cannot be written"),
+        (["--bind", "{used}"], "{used} cannot be listened on"),
+        (["--bind", "everywhere"], "'everywhere' is not HOST:PORT"),
+        (["--bind", "0.0.0.0:29510"], "plain text on 0.0.0.0 can be read by others"),
+    ],
+)
+def test_a_lighthouse_that_cannot_start_says_why_and_what_to_do(arguments, words):
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        used = f"127.0.0.1:{occupied.getsockname()[1]}"
+        command = [sys.executable, "-m", "lighthouse", "serve", "--bind", "127.0.0.1:0"]
+        command += [argument.format(used=used) for argument in arguments]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    assert ended.returncode == 1
+    assert words.format(used=used) in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.stderr.strip().endswith(".")  # the remedy is the last sentence
 
 
 def construct(**options):

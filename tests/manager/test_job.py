@@ -1,5 +1,6 @@
 """Real processes: whatever is killed, stopped or restarted, the job ends with the same bits."""
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -132,6 +133,25 @@ def test_a_manager_leaves_no_orphan_behind(tmp_path):
         import select
 
         assert select.select([pidfd], [], [], 20.0)[0], "the manager outlived its trainer"
+
+
+def test_each_sample_is_taken_once_an_epoch_whoever_is_killed(tmp_path):
+    """80 steps of 3 shards of 2 samples are 12 epochs of 40, each shard always with its own."""
+    with Job(tmp_path, replicas_min=2, data=40, step_time_s=0.05) as job:
+        r0, r1, r2 = job.start_all("r0", "r1", "r2")
+        together(r0, r1, r2)
+        r1.wait("shard")
+        r1.kill()
+        again = job.start("r1")
+        assert len({r0.finish(), r2.finish(), again.finish()}) == 1
+        taken = {}
+        for said in itertools.chain(*(g.said("shard") for g in (r0, r1, r2, again))):
+            place = said["step"], said["shard"]
+            assert taken.setdefault(place, said["samples"]) == said["samples"]
+        order = list(itertools.chain(*(taken[place] for place in sorted(taken))))
+        assert sorted(taken) == [(step, shard) for step in range(80) for shard in range(3)]
+        for epoch in range(0, 480, 40):
+            assert sorted(order[epoch : epoch + 40]) == list(range(40))
 
 
 def manager_of(pid: int) -> int:

@@ -80,6 +80,13 @@ def test_one_rank_alone_adds_in_the_same_order():
     assert torch.equal(reduced(fake_groups(1), shards, [0] * 7)[0], in_order(shards))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slices_longer_than_one_piece_are_added_alike(dtype):
+    shards = rough(4, 3, 300_001, dtype)
+    got = reduced(fake_groups(2), shards, (0, 1, 1))
+    assert {bits(out) for out in got} == {bits(in_order(shards))}
+
+
 def test_the_shards_stay_as_they_were_for_a_repeated_step():
     shards = rough(3, 3, 10, torch.float32)
     before = [bits(s) for s in shards]

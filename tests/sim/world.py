@@ -36,6 +36,7 @@ POLICY = {
     "learn_timeout_s": 3.0,  # twice heartbeat_timeout_s, as `lighthouse serve --lease` sets it
 }
 REPORT_EVERY_S = 0.5
+FIRST_WITH_GUARDS = 3000  # seeds below once failed without
 VOTE_S = 0.002  # from the ranks to their manager, or back
 
 
@@ -74,6 +75,7 @@ class Group:
     votes: int = 0  # on the way to the manager
     aborted: set[int] = field(default_factory=set)
     token: int = 0  # grows when the ranks' step ends: late events of it are ignored
+    torn: int = 0  # how often its state was: what it committed before is gone
 
     @property
     def life(self) -> tuple[str, int]:
@@ -112,13 +114,18 @@ class Durable:
 class World:
     """Run it with `run(until)`; it raises AssertionError when a promise is broken."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, has_guards: bool = False, groups: int = 0, is_traced: bool = False
+    ) -> None:
+        """`groups`: how many; 0 lets the seed decide."""
         self.is_traced = is_traced
         self.rng = random.Random(seed)
+        self.guard_rng = random.Random(seed)  # apart, so that a seed without guards stays as it was
+        self.has_guards = has_guards
         self.now = 0.0
         self._heap: list[tuple[float, int, object, tuple]] = []
         self._sequence = 0
-        self.names = [f"r{i}" for i in range(self.rng.randint(1, 5))]
+        self.names = [f"r{i}" for i in range(groups or self.rng.randint(1, 5))]
         replicas_min = self.rng.randint(1, max(1, len(self.names) - 1))
         self.policy = Policy(replicas_min=replicas_min, **POLICY)
         self.loss = self.rng.choice([0.0, 0.0, 0.02, 0.1])
@@ -133,7 +140,9 @@ class World:
         self.commits: dict[int, list[tuple[Quorum, Group, int]]] = {}
         self.lost_lives: set[tuple[str, int]] = set()
         self.seen_quorums: dict[int, Quorum] = {}
-        self.counts = dict.fromkeys(("events", "commits", "quorums", "heals", "kills"), 0)
+        names = ("events", "commits", "quorums", "heals", "kills", "refusals")
+        self.counts = dict.fromkeys(names, 0)
+        self.settings_of: dict[str, dict[str, str]] = {}
         self.start_server()
         for name in self.names:
             self.at(self.rng.uniform(0, 0.5), self.start_group, name)
@@ -245,7 +254,13 @@ class World:
         group.server = server
         group.stream += 1
         server.attached[group.life] = group.stream
-        hello = Hello(job="job", report=group.core.report(), standing=group.core.standing)
+        report, standing = group.core.report(), group.core.standing
+        hello = Hello(
+            job="job",
+            report=report,
+            standing=standing,
+            settings=self.settings_of.get(group.life[0], {}),
+        )
         self.at(self.latency(), self.deliver_hello, server, group.life, group.stream, hello)
 
     def deliver_hello(self, server: Server, life, stream: int, hello: Hello) -> None:
@@ -336,9 +351,13 @@ class World:
                 if group.core.lost_member(order):
                     self.abort(group)
             case Refused(what=what):
-                raise AssertionError(f"{life} was refused: {what}")
+                self.was_refused(group, what)
+                return
         self.say_news(group)
         self.try_start(group)
+
+    def was_refused(self, group: Group, what: str) -> None:
+        raise AssertionError(f"{group.life} was refused: {what}")
 
     def abort(self, group: Group) -> None:
         """Tell the ranks that the group of the running quorum is of no use any more."""
@@ -362,7 +381,7 @@ class World:
             self.say_news(group)
         elif go.must_heal:
             if group.state.committed == 0:
-                group.core.heal_began()  # in place; a state of value is kept until the heal ends
+                self.tear(group)  # in place; a state of value is kept until the heal ends
             group.running, group.may_run = go, go.may_run
             self.at(0.01, self.heal, group, group.token, go)
         else:
@@ -397,8 +416,11 @@ class World:
             self.heal(group, token, go)
             return
         assert snapshot.committed == go.quorum.from_step, "a heal source is not at the plan's step"
+        if group.core.is_valid and group.life not in self.lost_lives:
+            assert group.state.committed <= snapshot.committed, "newer steps are healed over"
         self.counts["heals"] += 1
         group.state = snapshot.copy()
+        group.torn += 1
         group.core.heal_ended(snapshot.lineage)
         self.begin(group, go)
 
@@ -428,8 +450,27 @@ class World:
             return
         digests = {(g.state.committed, g.state.digest) for g in arrived.values()}
         assert len(digests) == 1, f"step {go.step} reduces different states: {digests}"
+        if self.has_guards and self.faults and self.guard_rng.random() < 0.05:
+            self.refuse(arrived)
+            return
         for member in arrived.values():
             self.at(self.latency(), self.reduced, member, member.token, go, list(arrived.values()))
+
+    def refuse(self, arrived: dict[str, Group]) -> None:
+        """A guard refuses the step on all members. It may name one, whose state is wrong then."""
+        self.counts["refusals"] += 1
+        odd = self.guard_rng.choice(["", *sorted(arrived)]) if len(arrived) > 2 else ""
+        for name, member in arrived.items():
+            delay = self.guard_rng.expovariate(1 / 0.005)
+            self.at(delay, self.refused, member, member.token, name == odd)
+
+    def refused(self, group: Group, token: int, is_odd: bool) -> None:
+        if self.waits(group, token, self.refused, is_odd):
+            return
+        if is_odd:
+            group.state.digest ^= 1  # wrong, and known to be: only a heal makes it right
+            self.tear(group)
+        self.end_step(group, token, "a guard refused the step")
 
     def reduced(self, group: Group, token: int, go: Go, peers: list[Group]) -> None:
         if self.waits(group, token, self.reduced, go, peers):
@@ -451,7 +492,7 @@ class World:
         state.lineage = go.quorum.quorum_id
         group.token += 1
         group.running = None
-        self.commits.setdefault(go.step, []).append((go.quorum, group, state.digest))
+        self.commits.setdefault(go.step, []).append((go.quorum, group, group.torn))
         group.votes += 1
         self.at(VOTE_S, self.vote_arrives, group, "")
         if state.committed <= group.may_run:  # no need to wait for the answer
@@ -484,12 +525,18 @@ class World:
         if group.running is None and group.state.committed == go.step:
             self.begin(group, go)
 
+    def tear(self, group: Group) -> None:
+        group.core.state_torn()
+        group.torn += 1
+
     def check_commit(self, group: Group, go: Go) -> None:
         if group.life in self.lost_lives:
             return  # its reduction had ended before it was given up; what it has now is healed over
-        for quorum, other, _ in self.commits.get(go.step, ()):
+        for quorum, other, torn in self.commits.get(go.step, ()):
             if quorum.quorum_id == go.quorum.quorum_id or not other.is_up:
                 continue
+            if other.torn != torn:
+                continue  # a guard has found it wrong, or a heal has begun to write over it
             if other.life in self.lost_lives or other.core.want is Want.LEAVE:
                 continue  # cut off and given up, or draining: nobody waits for its state
             assert quorum.lives & go.quorum.lives, (
@@ -635,7 +682,7 @@ def run_seed(
     seed: int, *, bad_s: float = 12.0, calm_s: float = 20.0, is_traced: bool = False
 ) -> World:
     """One seed: `bad_s` seconds of faults, then `calm_s` in which everything must come right."""
-    world = World(seed, is_traced=is_traced)
+    world = World(seed, has_guards=seed >= FIRST_WITH_GUARDS, is_traced=is_traced)
     world.run(bad_s)
     world.calm()
     world.run(bad_s + calm_s)

@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -62,6 +65,62 @@ def test_only_the_parameters_that_the_source_has_stepped_get_state():
     target[0][2].requires_grad_(False)
     copy_over(list(source), list(target))
     assert len(target[1].state) == len(source[1].state) == 4
+
+
+class Noted(torch.optim.AdamW):
+    """Notes which parameters were stepped."""
+
+    stepped = ()
+
+    def step(self, closure=None):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.stepped += tuple(p.numel() for p in parameters if p.grad is not None)
+        return super().step(closure)
+
+
+def layers(seed, rule, sizes):
+    torch.manual_seed(seed)
+    model = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(*size)) for size in sizes)
+    return model, rule(model.parameters(), lr=1e-2)
+
+
+def step_all(model, optimizer):
+    for parameter in model:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+def test_one_small_parameter_of_each_kind_is_stepped_and_the_others_get_state_like_it():
+    sizes = [(600, 700), (20, 30), (50, 60), (8,), (9,)]
+    source, target = layers(0, torch.optim.AdamW, sizes), layers(1, Noted, sizes)
+    step_all(*source)
+    copy_over(list(source), list(target))
+    assert sorted(target[1].stepped) == [8, 600]
+    assert bits(list(target)) == bits(list(source))
+
+
+def test_state_that_depends_on_the_shape_is_made_by_the_optimizer():
+    """Adafactor keeps rows and columns of a matrix: no sibling's state fits by its shape."""
+    sizes = [(6, 7), (2, 3), (5, 5)]
+    source, target = (layers(seed, torch.optim.Adafactor, sizes) for seed in (0, 1))
+    step_all(*source)
+    copy_over(list(source), list(target))
+    assert bits(list(target)) == bits(list(source))
+
+
+def test_state_like_a_siblings_takes_no_memory_before_it_is_filled():
+    sizes = [(2, 2), (64, 1 << 20)]
+    source, target = layers(0, torch.optim.Adam, sizes), layers(1, torch.optim.Adam, sizes)
+    step_all(*source)
+    sent = flatten(list(source))
+    before = resident_bytes()
+    prepare(list(target), sent.layout, sent.plain)
+    assert resident_bytes() - before < 64 << 20  # the two moments are 512 MiB
+    assert target[1].state[target[0][1]]["exp_avg"].data_ptr() % 4096 == 0
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_state_that_the_source_has_not_is_dropped():

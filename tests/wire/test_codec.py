@@ -57,6 +57,11 @@ reports = st.builds(
     failed_id=numbers,
     want=st.sampled_from(Want),
     reason=st.text(max_size=50),
+    group_s=st.floats(0, 1e9),
+    heal_s=st.floats(0, 1e9),
+    held_s=st.floats(0, 1e9),
+    heal_bytes_done=numbers,
+    heal_bytes_total=numbers,
 )
 hellos = st.builds(
     Hello,

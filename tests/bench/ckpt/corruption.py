@@ -23,10 +23,12 @@ from ckpt import Checkpointer
 from ckpt.capture import Place, Planner
 from ckpt.errors import CheckpointError
 from ckpt.listing import read_manifest
+from ckpt.loading import Request
 from ckpt.manifest import Manifest
 from ckpt.meet import Alone
-from ckpt.restore import Request, Restorer, StoreTier
+from ckpt.restore import Restorer
 from ckpt.stores import open_store
+from ckpt.tiers import StoreTier
 
 
 def make_state(seed: int) -> dict[str, object]:
@@ -217,7 +219,7 @@ class Campaign:
     def _restore(self, step: int | None) -> int | None:
         place = Place()
         with open_store(str(self.work)) as store:
-            tiers, planner = [StoreTier(store)], Planner(place)
+            tiers, planner = [StoreTier(store)], Planner()
             restorer = Restorer(self.target, tiers, place=place, meeting=Alone(), planner=planner)
             restored = restorer.run(Request(step=step, allow_fallback=step is None))
         return None if restored is None else restored.step

@@ -19,6 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "flightrec")]
+import flightrec  # noqa: E402
+from flightrec.loading import digest_of  # noqa: E402
+
 SETS = ROOT / "tests" / "flightrec" / "sets"
 ANALYZE = (
     "import sys, flightrec; r = flightrec.analyze(flightrec.load(sys.argv[1:])); print(r.summary)"
@@ -35,6 +38,7 @@ def main():
     print(f"load average at the start: {load}; CPUs: {len(__import__('os').sched_getaffinity(0))}")
     with tempfile.TemporaryDirectory() as folder:
         scale(Path(folder), given.peer_full)
+        two_levels(Path(folder))
         sets(Path(folder) / "sets")
         random_jobs(Path(folder) / "jobs", given.jobs, given.healthy)
 
@@ -96,6 +100,33 @@ def resident(pid):
     return int(found[1]) if found else 0
 
 
+def two_levels(folder):
+    """A digest for each host of 8 ranks, then their merge: of the copies of one real dump, and of
+    a made-up job in which every rank has groups, calls and times of its own."""
+    from flightrec.synth import Job, Layout, synthesize, write_dumps
+
+    job = Job(layout=Layout(dp=4, tp=4, pp=8), steps=40, layers=8, microbatches=2)
+    write_dumps(str(folder / "made"), synthesize(job, seed=1))
+    print("| ranks x entries | digest, KiB a rank | digest, CPU ms a rank | merge, CPU ms a rank |")
+    print("|---|---|---|---|")
+    for name in ("1024x2000", "made"):
+        files = sorted((folder / name).iterdir())
+        target = folder / f"{name}-digests"
+        target.mkdir()
+        before, size = time.process_time(), 0
+        for at in range(0, len(files), 8):
+            data, _ = digest_of(list(map(str, files[at : at + 8])), processes=1)
+            (target / f"host{at:05d}.frdigest").write_bytes(data)
+            size += len(data)
+        spent = (time.process_time() - before) / len(files) * 1e3
+        _, merge, peak = measure([sys.executable, "-c", ANALYZE, str(target)])
+        each = merge / len(files) * 1e3
+        entries = sum(len(r.columns) for r in flightrec.load([str(target)]).ranks.values())
+        what = f"{len(files)} x {entries // len(files):,}"
+        print(f"| {what} | {size / len(files) / 1024:.2f} | {spent:.1f} | {each:.2f} |", end=" ")
+        print(f"whole merge {merge:.1f} CPU s, {peak:.0f} MiB", flush=True)
+
+
 def make(folder, ranks, entries):
     """Dumps in the very bytes of a real one (a full NCCL buffer), for more ranks and entries."""
     folder.mkdir(parents=True)
@@ -122,8 +153,6 @@ def renumbered(body):
 
 def sets(folder):
     """Right verdicts (exactly the culprits, no innocent) on the real sets, from dumps alone."""
-    import flightrec
-
     right, peer, count = 0, 0, 0
     for name in ("nccl", "gloo"):
         with tarfile.open(SETS / f"{name}.tar.gz") as archive:
@@ -161,7 +190,6 @@ def prefix(dumps):
 def random_jobs(folder, jobs, healthy):
     from random_cases import random_case, without_some
 
-    import flightrec
     from flightrec.synth import synthesize, write_dumps
 
     named = right = first = alarms = 0

@@ -1,214 +1,52 @@
-"""Measure heals between two processes on loopback, with torchft's HTTP transport in the same run.
+"""Measure heals beside torchft 0.2.0: the transports alone, and whole jobs in which a group joins.
 
-    python -m tests.bench.heal [--gb 1 --gb 4] [--repeats 3]
+    python -m tests.bench.heal [--gb 1 --gb 4] [--repeats 3] [--only transfer|job] [--no-peer]
 
-Rate: a source that stands still, a joiner whose memory is warm. Survivor: the source trains on (a
-matrix product as its forward and backward, then an in-place change of all parameters as its
-optimizer step). Stalled is what it spent in the transport on its training thread; lost is what its
-steps took longer than without a heal, which on a small machine includes the cores that the transfer
-itself keeps busy. CPU is that of both processes, and does not depend on what else the machine does.
+Transfer: two processes on loopback. Job: a lighthouse, survivors that train, and a group that joins
+them, each with its real manager. Heal is the time of the transfer itself, without the load into the
+model for torchft and with it for ftcore. Lost is what the steps of the slowest survivor that
+overlap the heal took longer than the median of those after it, in which the same processes share
+the machine. Memory grown is the highest resident size during the join above that before it; the
+joiner needs part of it for its own gradients and optimizer. "device" sleeps through its compute, as
+a host does while its accelerator works; "cores" multiplies matrices on one core for each group.
 """
 
-from __future__ import annotations
-
-import argparse
-import multiprocessing as mp
+import importlib.util
 import os
-import statistics
-import time
-from datetime import timedelta
-from functools import partial
 
-import torch
-from torch import nn
+import click
 
-from ftcore.heal import HealServer, heal
-
-TENSOR_BYTES = 32 << 20
-STEP_S = 0.6  # compute of one step for each GB of state
+from tests.bench.heal import job, transfer
 
 
-class Weights(nn.Module):
-    def __init__(self, gigabytes, value):
-        super().__init__()
-        count = int(gigabytes * 1e9 / TENSOR_BYTES)
-        size = TENSOR_BYTES // 4
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.full((size,), value + i)) for i in range(count)
+@click.command()
+@click.option("--gb", "sizes", type=float, multiple=True, help="1 and 4 if not given.")
+@click.option("--repeats", default=3, show_default=True)
+@click.option("--only", type=click.Choice(["transfer", "job"]))
+@click.option("--survivors", default=2, show_default=True, help="Of the job.")
+@click.option("--trained", default=0.05, show_default=True, help="Part of the state Adam trains.")
+@click.option("--compute", "computes", multiple=True, type=click.Choice(["device", "cores"]))
+@click.option("--peer/--no-peer", default=True, show_default=True, help="Run torchft beside us.")
+def main(sizes, repeats, only, survivors, trained, computes, peer):
+    has_peer = peer and importlib.util.find_spec("torchft") is not None
+    systems = ["ftcore", "torchft"] if has_peer else ["ftcore"]
+    sizes = sizes or (1.0, 4.0)
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, middle of {repeats} heals\n")
+    if only != "job":
+        show(transfer.table(sizes, systems=systems, repeats=repeats))
+    if only != "transfer":
+        shape = {"survivors": survivors, "trained": trained}
+        shape["computes"] = computes or ("device", "cores")
+        print(
+            f"job of {survivors} survivors and one joiner, {trained:.0%} of the state is Adam's\n"
         )
-
-    @property
-    def nbytes(self):
-        return len(self.weights) * TENSOR_BYTES
+        show(job.table(sizes, systems=systems, repeats=repeats, **shape))
 
 
-class Ours:
-    name = "ftcore"
-
-    def __init__(self, model):
-        self.server, self.model, self.id = HealServer(), model, 0
-        self.server.prefault({"model": model})
-
-    def publish(self):
-        self.id += 1
-        return self.server.publish({"model": self.model}, step=self.id, quorum_id=self.id)
-
-    def before_step(self):
-        self.server.gate()
-
-    def after_heal(self):
-        self.server.retire()
-
-    def close(self):
-        self.server.close()
-
-    @staticmethod
-    def receiver():
-        return lambda offer, model: heal([offer], into={"model": model})
-
-
-class Peer:
-    name = "torchft"
-
-    def __init__(self, model):
-        from torchft.checkpointing.http_transport import HTTPTransport
-
-        self.transport = HTTPTransport(timeout=timedelta(seconds=300), num_chunks=0)
-        self.model, self.id, self.is_serving = model, 0, False
-
-    def publish(self):
-        self.id += 1
-        self.is_serving = True
-        state = {"model": self.model.state_dict()}
-        self.transport.send_checkpoint([1], self.id, state, timedelta(seconds=300))
-        return self.transport.metadata(), self.id
-
-    def before_step(self):
-        if self.is_serving:  # as its manager does before a commit
-            self.transport.disallow_checkpoint()
-            self.is_serving = False
-
-    def after_heal(self):
-        pass
-
-    def close(self):
-        self.transport.shutdown()
-
-    @staticmethod
-    def receiver():
-        from torchft.checkpointing.http_transport import HTTPTransport
-
-        transport = HTTPTransport(timeout=timedelta(seconds=300), num_chunks=0)
-
-        def receive(offer, model):
-            address, step = offer
-            state = transport.recv_checkpoint(0, address, step, timedelta(seconds=300))
-            model.load_state_dict(state["model"])
-
-        return receive
-
-
-def train_step(model, source, step_s):
-    """Compute that reads nothing of the state; then all of it changes. Returns the stall."""
-    end = time.perf_counter() + step_s
-    a = torch.ones(256, 256)
-    while time.perf_counter() < end:
-        a @ a
-    stalled = timed(source.before_step)
-    with torch.no_grad():
-        for weight in model.weights:
-            weight.mul_(1.0)
-    return stalled
-
-
-def source_process(side, kind, gigabytes):
-    torch.set_num_threads(1)
-    model = Weights(gigabytes, 1.0)
-    source = kind(model)
-    while (command := side.recv()) is not None:
-        step_s, trains = command
-        step = partial(train_step, model, source, step_s)
-        base = statistics.median(timed(step) for _ in range(3)) if trains else 0.0
-        started, cpu = time.perf_counter(), time.process_time()
-        offer = source.publish()
-        stalled = time.perf_counter() - started
-        side.send((offer, started))
-        steps = 0
-        while trains and not side.poll():
-            stalled += step()
-            steps += 1
-        side.recv()
-        lost = time.perf_counter() - started - base * steps
-        side.send({"cpu": time.process_time() - cpu, "stalled": stalled, "lost": max(0.0, lost)})
-        source.before_step()
-        source.after_heal()
-    source.close()
-
-
-def timed(work):
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def one_heal(side, receive, model, step_s, trains):
-    side.send((step_s, trains))
-    offer, started = side.recv()
-    cpu = time.process_time()
-    receive(offer, model)
-    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    side.send("healed")
-    facts = side.recv()
-    return facts | {"seconds": seconds, "cpu": facts["cpu"] + cpu}
-
-
-def measure(kind, gigabytes, repeats):
-    """Medians of heals from a source at rest, and from one that trains."""
-    mine, theirs = mp.Pipe()
-    process = mp.get_context("fork").Process(target=source_process, args=(theirs, kind, gigabytes))
-    process.start()
-    model, receive = Weights(gigabytes, 0.0), kind.receiver()
-    runs = {
-        trains: [one_heal(mine, receive, model, STEP_S * gigabytes, trains) for _ in range(repeats)]
-        for trains in (False, True)
-    }
-    assert all(w[0].item() == 1.0 + i for i, w in enumerate(model.weights)), "the bytes are wrong"
-    mine.send(None)
-    process.join()
-    return model.nbytes / 1e9, {
-        trains: {key: statistics.median(run[key] for run in of) for key in of[0]}
-        for trains, of in runs.items()
-    }
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, action="append")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=["ftcore", "torchft"])
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    load, cores = os.getloadavg()[0], os.cpu_count()
-    print(f"load {load:.1f} on {cores} cores, median of {options.repeats} heals")
-    print("| state | system | at rest | CPU | heal while training | stalled | lost |")
-    print("|---|---|---|---|---|---|---|")
-    for gigabytes in options.gb or [1.0, 4.0]:
-        for kind in (Ours, Peer):
-            if options.only not in (None, kind.name):
-                continue
-            try:
-                moved, runs = measure(kind, gigabytes, options.repeats)
-            except ImportError as error:
-                print(f"| {gigabytes:g} GB | {kind.name} is not installed: {error} |")
-                continue
-            rest, busy = runs[False], runs[True]
-            print(
-                f"| {gigabytes:g} GB | {kind.name} | {moved / rest['seconds']:.2f} GB/s "
-                f"| {rest['cpu'] / moved:.2f} s/GB | {busy['seconds']:.2f} s "
-                f"| {busy['stalled']:.3f} s ({busy['stalled'] / busy['seconds']:.0%}) "
-                f"| {busy['lost']:.2f} s |",
-                flush=True,
-            )
+def show(lines):
+    for line in lines:
+        print(line, flush=True)
+    print()
 
 
 if __name__ == "__main__":

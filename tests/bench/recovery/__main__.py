@@ -1,201 +1,180 @@
 """How long survivors stand still, and what a step costs: ours beside torchft and plain DDP.
 
-`python -m tests.bench.recovery [--trials 5] [--peer/--no-peer]` prints a table. Everything runs in
-turn on this machine, over loopback and gloo, with the tiny model of trainer.py.
+`python -m tests.bench.recovery [--trials 5] [--peer/--no-peer] [kill stop outage step]` prints the
+tables. Everything runs in turn on this machine, over loopback and gloo, with the tiny model of
+trainer.py. A sample is lost when a survivor worked on it and it is in no committed step.
 """
 
-import json
 import os
-import queue
 import signal
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 
 import click
 
-from ftcore.demo.processes import Lighthouse
+from tests.bench.recovery.systems import SYSTEMS, OurLighthouse, PeerLighthouse, Trainer, free_port
 
-ROOT = Path(__file__).parents[3]
-TRAINER = Path(__file__).with_name("trainer.py")
-HANG_S = 120.0
 STEADY = 100  # commits before anything is killed
+PATIENCE_S = 60.0  # a survivor that has not committed by then is said to stand still
+DOWN_S, WATCHED_S = 3.0, 75.0  # the lighthouse's outage, and how long its groups are watched
 
 
 @contextmanager
-def our_lighthouse(groups):
-    with tempfile.TemporaryDirectory() as folder:
-        place = Lighthouse(Path(folder), replicas_min=1, log_level="ERROR")
-        try:
-            yield place.address
-        finally:
-            place.kill()
-
-
-def peer_lighthouse(*options):
-    @contextmanager
-    def lighthouse(groups):
-        address = f"127.0.0.1:{free_port()}"
-        command = ["torchft_lighthouse", "--bind", address, "--min_replicas", "1", *options]
-        env = {**os.environ, "RUST_LOG": "off"}
-        quiet = subprocess.DEVNULL
-        process = subprocess.Popen(command, stdout=quiet, stderr=quiet, env=env)
-        wait_port(address)
-        try:
-            yield address
-        finally:
-            process.kill()
-            process.wait()
-
-    return lighthouse
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-def wait_port(address):
-    host, port = address.split(":")
-    for _ in range(200):
-        try:
-            socket.create_connection((host, int(port)), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise SystemExit(f"nothing listens at {address}")
-
-
-class Trainer:
-    def __init__(self, config):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RUST_LOG": "off"}
-        self.process = subprocess.Popen(
-            [sys.executable, str(TRAINER), json.dumps(config)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=env,
-        )
-        self.lines = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self.lines.put(line)
-
-    def commit(self):
-        """(step, wall time) of the next commit."""
-        step, at = self.lines.get(timeout=HANG_S).split()
-        return int(step), float(at)
-
-    def commit_after(self, when):
-        while (found := self.commit())[1] <= when:
-            pass
-        return found
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-        self.process.wait()
-
-
-SYSTEMS = {
-    "ftcore, defaults": ({"kind": "ours", "mode": "fast"}, our_lighthouse),
-    "torchft, defaults": ({"kind": "torchft", "heartbeat_ms": 100}, peer_lighthouse()),
-    "torchft, best tuned": (
-        {"kind": "torchft", "heartbeat_ms": 50},
-        peer_lighthouse("--heartbeat_timeout_ms", "200", "--quorum_tick_ms", "10"),
-    ),
-}
-
-
-def stall(system, groups, number):
-    """Seconds from the signal to the last survivor's next commit, and steps that were skipped."""
-    kind, lighthouse = SYSTEMS[system]
-    with lighthouse(groups) as address:
-        base = {**kind, "groups": groups, "steps": 10**6, "tell": True, "address": address}
-        trainers = [Trainer({**base, "name": f"r{i}"}) for i in range(groups)]
+def job(system, groups):
+    """A lighthouse and its trainers, when each has made its first commits."""
+    kind, start_lighthouse = SYSTEMS[system]
+    with start_lighthouse() as lighthouse:
+        base = {**kind, "groups": groups, "steps": 10**6, "tell": True}
+        base["address"] = lighthouse.address
+        trainers = [Trainer({**base, "name": f"r{i}", "rank": i}) for i in range(groups)]
         try:
             for trainer in trainers:
                 for _ in range(STEADY):
                     trainer.commit()
             time.sleep(0.5)
-            at = time.time()
-            trainers[-1].process.send_signal(number)
-            # A commit that was under way is no answer: take the first after a gap.
-            return max(first_after_gap(t, at) for t in trainers[:-1]) - at
+            yield lighthouse, trainers
         finally:
             for trainer in trainers:
                 trainer.end()
 
 
-def first_after_gap(trainer, at):
-    """The first commit after the longest pause that begins within a second of the signal."""
-    commits = [trainer.commit_after(at - 0.2)]
-    deadline = time.monotonic() + HANG_S
-    while time.monotonic() < deadline and commits[-1][1] < at + 1.0:
-        commits.append(trainer.commit())
-    pauses = [(b[1] - a[1], b[1]) for a, b in pairwise(commits) if b[1] > at]
+def stall(system, groups, number):
+    """Seconds from the signal to the last survivor's next commit, and samples the survivors lost.
+
+    None instead of seconds when a survivor stood still to the end of our patience."""
+    with job(system, groups) as (_, trainers):
+        at = time.time()
+        trainers[-1].process.send_signal(number)
+        found = [_first_after_pause(trainer, at) for trainer in trainers[:-1]]
+        lost = sum(trainer.lost for trainer in trainers[:-1])
+        return (None if None in found else max(found) - at), lost
+
+
+def _first_after_pause(trainer, at):
+    """The first commit after the longest pause that begins within a second of the signal, as a
+    commit that was under way is no answer."""
+    commits = [at]
+    while commits[-1] < at + 1.0:
+        commit = trainer.commit(PATIENCE_S)
+        if commit is None:
+            return None
+        if commit > at - 0.2:
+            commits.append(commit)
+    pauses = [(b - a, b) for a, b in pairwise(commits) if b > at]
     return max(pauses)[1]
 
 
-def step_times(kind, groups, steps):
-    """p50 of a step in seconds without failures, over the second half."""
+def outage(system, groups):
+    """Longest pause of a group after its lighthouse is killed, and how many still train."""
+    with job(system, groups) as (lighthouse, trainers):
+        at = time.time()
+        lighthouse.kill()
+        time.sleep(DOWN_S)
+        lighthouse.restart()
+        time.sleep(WATCHED_S - (time.time() - at))
+        pauses = [_longest_pause(trainer.commits_so_far(), at) for trainer in trainers]
+        alive = sum(trainer.process.poll() is None for trainer in trainers)
+        return max(pauses), alive
+
+
+def _longest_pause(commits, at):
+    """Up to the last commit; the wait for one that never comes is the rest of the watch."""
+    marks = [at, *(c for c in commits if c > at), at + WATCHED_S]
+    return max(b - a for a, b in pairwise(marks))
+
+
+def step_time(kind, groups, steps):
+    """p50 of a step in seconds without failures, over the last three quarters."""
     if kind["kind"] == "ddp":
         return run_to_end({**kind, "port": free_port()}, groups, steps)
-    lighthouse = our_lighthouse if kind["kind"] == "ours" else peer_lighthouse()
-    with lighthouse(groups) as address:
-        return run_to_end({**kind, "address": address}, groups, steps)
+    with (OurLighthouse if kind["kind"] == "ours" else PeerLighthouse)() as lighthouse:
+        return run_to_end({**kind, "address": lighthouse.address}, groups, steps)
 
 
 def run_to_end(config, groups, steps):
     config = {**config, "groups": groups, "steps": steps, "tell": False}
     trainers = [Trainer({**config, "rank": i, "name": f"r{i}"}) for i in range(groups)]
     try:
-        return statistics.median(json.loads(t.lines.get(timeout=HANG_S))["0.5"] for t in trainers)
+        return statistics.median(trainer.report()["0.5"] for trainer in trainers)
     finally:
         for trainer in trainers:
             trainer.end()
 
 
-@click.command()
-@click.option("--trials", default=5, show_default=True)
-@click.option("--steps", default=2000, show_default=True, help="For the step times.")
-@click.option("--peer/--no-peer", default=True, show_default=True, help="Run torchft beside us.")
-def main(trials, steps, peer):
-    systems = [name for name in SYSTEMS if peer or name.startswith("ftcore")]
-    print(f"load average at the start: {os.getloadavg()[0]:.1f}, cores: {os.cpu_count()}\n")
-    print("| signal | groups | system | median | slowest | trials |\n|---|---|---|---|---|---|")
-    for number, groups in ((signal.SIGKILL, 2), (signal.SIGKILL, 3), (signal.SIGSTOP, 2)):
+def print_stalls(systems, number, groups, trials):
+    for system in systems:
+        seen = [stall(system, groups, number) for _ in range(trials)]
+        lost = max(samples for _, samples in seen)
+        found = [seconds for seconds, _ in seen if seconds is not None]
+        if len(found) == trials:
+            times = f"{statistics.median(found):.3f} s | {max(found):.3f} s"
+        else:
+            times = f"none within {PATIENCE_S:.0f} s in {trials - len(found)} | "
+        row = f"| {number.name} | {groups} | {system} | {times} | {lost} | {trials} |"
+        print(row, flush=True)
+
+
+def print_kills(systems, trials, steps):
+    print("| signal | groups | system | median | slowest | samples lost, most | trials |")
+    print("|---|---|---|---|---|---|---|")
+    for groups in (2, 3):
+        print_stalls(systems, signal.SIGKILL, groups, trials)
+
+
+def print_stops(systems, trials, steps):
+    print("| signal | groups | system | median | slowest | samples lost, most | trials |")
+    print("|---|---|---|---|---|---|---|")
+    for groups in (2, 3):
         for system in systems:
-            if number == signal.SIGSTOP and system == "torchft, defaults":
-                continue  # it waits out its collective time-out
-            found = sorted(stall(system, groups, number) for _ in range(trials))
-            middle = statistics.median(found)
-            print(
-                f"| {number.name} | {groups} | {system} | {middle:.3f} s | {found[-1]:.3f} s "
-                f"| {trials} |",
-                flush=True,
-            )
-    print("\n| step without failures, 2 groups | p50 |\n|---|---|")
+            few = trials if system.startswith("ftcore") else 1  # a peer's trial takes a minute
+            print_stalls([system], signal.SIGSTOP, groups, few)
+
+
+def print_outages(systems, trials, steps):
+    print(
+        f"| lighthouse killed, back after {DOWN_S:.0f} s | longest pause in "
+        f"{WATCHED_S:.0f} s | still training |"
+    )
+    print("|---|---|---|")
+    for system in systems:
+        pause, alive = outage(system, 2)
+        print(f"| {system} | {pause:.3f} s | {alive} of 2 |", flush=True)
+
+
+def print_step_times(systems, trials, steps):
+    print("| step without failures, 2 groups | p50 |\n|---|---|")
     kinds = {
         "plain DDP over gloo": {"kind": "ddp"},
         "ftcore fast": {"kind": "ours", "mode": "fast"},
         "ftcore exact": {"kind": "ours", "mode": "exact"},
     }
-    if peer:
+    if any(system.startswith("torchft") for system in systems):
         kinds["torchft"] = {"kind": "torchft", "heartbeat_ms": 100}
     for name, kind in kinds.items():
-        print(f"| {name} | {step_times(kind, 2, steps) * 1e3:.2f} ms |", flush=True)
+        print(f"| {name} | {step_time(kind, 2, steps) * 1e3:.2f} ms |", flush=True)
+
+
+TABLES = {
+    "kill": print_kills,
+    "stop": print_stops,
+    "outage": print_outages,
+    "step": print_step_times,
+}
+
+
+@click.command()
+@click.argument("tables", nargs=-1, type=click.Choice(list(TABLES)))
+@click.option("--trials", default=5, show_default=True)
+@click.option("--steps", default=2000, show_default=True, help="For the step times.")
+@click.option("--peer/--no-peer", default=True, show_default=True, help="Run torchft beside us.")
+def main(tables, trials, steps, peer):
+    systems = [name for name in SYSTEMS if peer or name.startswith("ftcore")]
+    print(f"load average at the start: {os.getloadavg()[0]:.1f}, cores: {os.cpu_count()}")
+    for table in tables or TABLES:
+        print()
+        TABLES[table](systems, trials, steps)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """One group that trains a tiny model and says when it commits: ours, torchft's, or plain DDP."""
 
+import itertools
 import json
 import os
 import sys
@@ -8,23 +9,34 @@ from datetime import timedelta
 
 import torch
 
+BATCH = 16
+EPOCH = 10**9  # samples: no epoch ends while this runs
+
 
 def model_and_data():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
-    return model, torch.optim.SGD(model.parameters(), lr=1e-3), torch.randn(16, 64)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-3), torch.randn(BATCH, 64)
 
 
 class Commits:
-    """Wall times of commits: printed as they come, or only their intervals at the end."""
+    """Wall times of commits and samples lost: printed as they come, or the intervals at the end."""
 
     def __init__(self, config):
         self.is_told, self.intervals = config["tell"], []
         self._last = time.perf_counter()
+        self.pending = set()
 
-    def note(self, step):
+    def draw(self, samples):
+        """Samples that this group works on from now."""
         if self.is_told:
-            sys.stdout.write(f"{step} {time.time()}\n")
+            self.pending.update(samples)
+
+    def note(self, step, samples):
+        """`samples` are in the committed step; what was drawn and is in none is lost so far."""
+        if self.is_told:
+            self.pending.difference_update(samples)
+            sys.stdout.write(f"{step} {time.time()} {len(self.pending)}\n")
             sys.stdout.flush()
         now = time.perf_counter()
         self.intervals.append(now - self._last)
@@ -37,23 +49,27 @@ class Commits:
 
 
 def ours(config):
-    from ftcore import Manager
+    from ftcore import ElasticSampler, Manager
 
     model, optimizer, inputs = model_and_data()
     commits = Commits(config)
+    data = ElasticSampler(EPOCH, shards=config["groups"], per_shard=BATCH)
     with Manager(
         model,
         optimizer,
-        shards=config["groups"],
+        data=data,
         mode=config["mode"],
         lighthouse=config["address"],
         replica_id=config["name"],
     ) as manager:
         for step in manager.steps(config["steps"]):
-            for _ in step:
+            samples = set()
+            for shard in step:
+                samples.update(ids := shard.samples)
+                commits.draw(ids)
                 model(inputs).square().mean().backward()
             optimizer.step()
-            commits.note(step.index)
+            commits.note(step.index, samples)
     commits.report()
 
 
@@ -69,7 +85,7 @@ def ddp(config):
         optimizer.zero_grad()
         wrapped(inputs).square().mean().backward()
         optimizer.step()
-        commits.note(step)
+        commits.note(step, ())
     commits.report()
     dist.destroy_process_group()
 
@@ -94,8 +110,14 @@ def torchft(config):
         heartbeat_interval=timedelta(milliseconds=config["heartbeat_ms"]),
     )
     wrapped, commits = OptimizerWrapper(manager, optimizer), Commits(config)
-    while manager.current_step() < config["steps"]:
+    # a loader that goes on, as its sampler does: a batch is drawn once, committed or not
+    for draw in itertools.count():
+        first = (draw * config["groups"] + config["rank"]) * BATCH
+        samples = range(first, first + BATCH)
+        commits.draw(samples)
         before = manager.current_step()
+        if before >= config["steps"]:
+            break
         wrapped.zero_grad()
         model(inputs).square().mean().backward()
         flat = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -106,7 +128,7 @@ def torchft(config):
             offset += p.numel()
         wrapped.step()
         if manager.current_step() > before:
-            commits.note(before)
+            commits.note(before, samples)
     commits.report()
     manager.shutdown(wait=False)
     os._exit(0)

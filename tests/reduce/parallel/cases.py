@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ftcore.heal import HealServer, heal
 from ftcore.local_sgd.outer_reduce import start_average
 from ftcore.local_sgd.replica import OuterOptimizer, make_fragments
 from ftcore.process_group.errors import GroupAborted
@@ -103,7 +104,7 @@ def fsdp2_exact_keeps_its_bits_when_a_group_dies(member):
 
 
 def fsdp2_all_reduce_hook(member):
-    m, group = sharded(), member.group("fsdp2-hook", hold_errors=True)
+    m, group = sharded(), member.group("fsdp2-hook")
     hooks = reduce_in_fsdp(m, group, weight=0.5)
     loss_of(m(member.quarter)).backward()
     hooks.finish()
@@ -120,7 +121,7 @@ def fsdp2_all_reduce_hook(member):
 
 def hsdp_mesh(member):
     """FSDP2's own all-reduce over our group, through a 2-D mesh; then the group changes size."""
-    group = member.group("hsdp", hold_errors=True)
+    group = member.group("hsdp")
     m = model()
     fully_shard(m, mesh=replicate_mesh(group, inner_mesh()))
     loss_of(m(member.quarter)).backward()
@@ -187,6 +188,46 @@ def pipeline_1f1b(member):
         assert_close([p.grad for p in part.parameters()], expected)
 
 
+def hsdp_inside_a_group(member):
+    for shape in ((RANKS, 1), (1, RANKS)):
+        mesh = inner_mesh(*shape, names=("replicate", "shard"))
+        m = model()
+        for layer in (m[0], m[2], m):
+            fully_shard(layer, mesh=mesh)
+        reduced(member, f"hsdp-inside-{shape[0]}", m, member.quarter, armed=True)
+
+
+def how_often_gradients_come_is_learned(member):
+    """Accumulation in one step, two microbatches of 1F1B in the next: nobody says how many."""
+    m, group = sharded(), member.group("learned")
+    buckets = Buckets(m, bucket_bytes_max=SMALL)
+    for _ in range(3):
+        m.zero_grad()
+        buckets.arm(group, weight=0.5, backwards=None)
+        for part in member.quarter.chunk(2):
+            (loss_of(m(part)) / 2).backward()
+        buckets.reduce_fast(group, weight=0.5)
+        assert_close(full_gradients(m), expected_gradients())
+
+
+def pipeline_learned(member):
+    whole = model()
+    part = whole[:2] if member.rank == 0 else whole[2:]
+    stage = PipelineStage(part, member.rank, RANKS, torch.device("cpu"))
+    group, buckets = member.group("pp-learned"), Buckets(part, bucket_bytes_max=SMALL)
+    expected = expected_gradients()
+    expected = expected[:2] if member.rank == 0 else expected[2:]
+    for _ in range(3):
+        schedule = Schedule1F1B(
+            stage, n_microbatches=2, loss_fn=lambda out, _: loss_of(out), scale_grads=False
+        )
+        part.zero_grad()
+        buckets.arm(group, weight=0.25, backwards=None)
+        schedule.step(member.half) if member.rank == 0 else schedule.step(target=member.half)
+        buckets.reduce_fast(group, weight=0.25)
+        assert_close([p.grad for p in part.parameters()], expected)
+
+
 def mixed_precision(member):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     reduced(member, "mixed", sharded(mp_policy=policy), member.quarter, armed=True, within=2e-2)
@@ -215,7 +256,8 @@ class Block(nn.Module):
         return x
 
 
-def compiled(member):
+def compiled_blocks():
+    """A model whose blocks are compiled and sharded, and a way to count its graphs."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -225,11 +267,37 @@ def compiled(member):
         block.compile(backend="aot_eager")
         fully_shard(block, mesh=inner_mesh())
     fully_shard(m, mesh=inner_mesh())
+    return m, lambda: counters["stats"]["unique_graphs"]
+
+
+def compiled(member):
+    m, graphs = compiled_blocks()
     reduced(member, "compiled", m, member.quarter, armed=True)
-    graphs = counters["stats"]["unique_graphs"]
-    assert graphs > 0
+    before = graphs()
+    assert before > 0
     reduced(member, "compiled-again", m, member.quarter, armed=True)
-    assert counters["stats"]["unique_graphs"] == graphs
+    assert graphs() == before
+
+
+def compiled_and_healed_shard_to_shard(member):
+    """Each rank of group 1 copies its shards from the rank with its number in group 0."""
+    m, graphs = compiled_blocks()
+    optimizer = torch.optim.AdamW(m.parameters())
+    state = {"model": m, "optimizer": optimizer}
+    reduced(member, "before-heal", m, member.quarter)
+    before = graphs()
+    if member.replica == 1:
+        with torch.no_grad():
+            for p in m.parameters():
+                p.mul_(1.5)
+        heal([member.hear("offer")], into=state)
+        member.say("done", "")
+    else:
+        with HealServer() as server:
+            member.say("offer", server.publish(state, step=1, quorum_id=1))
+            member.hear("done")
+    reduced(member, "after-heal", m, member.quarter)
+    assert graphs() == before > 0
 
 
 def local_sgd_over_fsdp2(member):
@@ -272,11 +340,15 @@ CASES = [
     tp,
     tp_with_sequence_parallel_norm,
     fsdp_with_tp,
+    hsdp_inside_a_group,
+    how_often_gradients_come_is_learned,
     pipeline_1f1b,
+    pipeline_learned,
     mixed_precision,
     activation_checkpointing,
     cpu_offload,
     compiled,
+    compiled_and_healed_shard_to_shard,
     local_sgd_over_fsdp2,
     functional_collectives_by_name,
 ]

@@ -1,5 +1,6 @@
 """Two replica groups of two ranks as four real processes over gloo."""
 
+import json
 import multiprocessing
 import sys
 import traceback
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ftcore.heal import Offer
 from ftcore.process_group import GlooGroup, host_store
 from ftcore.process_group.store import connect_store
 
@@ -71,6 +73,17 @@ class Member:
         self.made.append(group)
         self.configure(group, case, world_size=world_size, quorum=quorum)
         return group
+
+    def _letters(self):
+        return dist.PrefixStore(f"letters/{self.rank}", connect_store(self.address, timeout_s=60))
+
+    def say(self, name, offer):
+        """To the rank with this number in the other replica group."""
+        self._letters().set(name, json.dumps(offer and offer.to_json()))
+
+    def hear(self, name):
+        said = json.loads(self._letters().get(name))
+        return Offer.from_json(said) if said else None
 
     def configure(self, group, case, *, world_size=GROUPS, quorum=1):
         group.configure(
