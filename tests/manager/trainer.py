@@ -52,7 +52,7 @@ def train(config, events):
     with Manager(
         model,
         optimizer,
-        shards=config["shards"] if data is None else None,
+        shards=config["shards"],
         mode=config.get("mode", "exact"),
         lighthouse=config["lighthouse"],
         replica_id=config["replica_id"],
