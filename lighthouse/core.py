@@ -91,7 +91,8 @@ class JobCore:
         self._dismissed: frozenset[Life] = frozenset()  # left the standing quorum in good order
         self._change: Change | None = None
         self._settings: dict[str, str] = {}
-        self._rivals: dict[str, Hello] = {}
+        self._rivals: dict[str, Hello] = {}  # a new life, while the old one is not known to be dead
+        self._rivals_since: dict[str, float] = {}
         self._losses: dict[Life, str] = {}  # not told yet: those of one moment are one message
         self._left_at: dict[Life, int] = {}  # steps that the last one to go had committed
         self._buried: dict[str, int] = {}  # replica_id -> incarnation that said it is gone
@@ -114,7 +115,8 @@ class JobCore:
             return self._take(None, now)
         seat = self.seats.get(member.replica_id)
         if seat and seat.report.member.incarnation != member.incarnation and seat.closed_at == inf:
-            self._rivals[member.replica_id] = hello  # whoever is heard next is the living one
+            self._rivals[member.replica_id] = hello
+            self._rivals_since.setdefault(member.replica_id, now)
             return self._settle(now)
         self._settings = dict(hello.settings)
         self._learn(hello.standing)
@@ -135,11 +137,12 @@ class JobCore:
         if seat.report.member.incarnation != report.member.incarnation:
             self._refuse_rival(report.member)
             return self._settle(now)
-        if rival:
+        if rival and report.want is not Want.GONE and self._outlasts_rival(replica_id, now):
+            del self._rivals_since[replica_id]
             self._refuse_rival(self._rivals.pop(replica_id).report.member)
         if report.number < seat.report.number:
             return self._settle(now)
-        if now < self._wake_at and self._says_nothing_new(seat, report):
+        if not rival and now < self._wake_at and self._says_nothing_new(seat, report):
             self.seats[replica_id] = replace(seat, report=report, heard_at=now)
             return Turn(wake_at=self._wake_at)
         return self._sit(report, now)
@@ -168,7 +171,7 @@ class JobCore:
         seat = self.seats.get(life[0])
         rival = self._rivals.get(life[0])
         if rival and rival.report.member.life == life:
-            del self._rivals[life[0]]
+            del self._rivals[life[0]], self._rivals_since[life[0]]
         if seat and seat.report.member.life == life:
             self.seats[life[0]] = replace(seat, closed_at=now)
         return self._settle(now)
@@ -242,6 +245,7 @@ class JobCore:
             self._buried[member.replica_id] = member.incarnation
             self._left_at = {member.life: report.committed}
             self._lose(member.life, report.reason, now, unsure=False)
+            self._promote_rival(member.replica_id, now)
             return self._settle(now)
         asked_before = before is not None and before.report.want is Want.SEAT
         asked_at = before.asked_at if before and asked_before else now
@@ -323,6 +327,7 @@ class JobCore:
 
     def _promote_rival(self, replica_id: str, now: float) -> None:
         rival = self._rivals.pop(replica_id, None)
+        self._rivals_since.pop(replica_id, None)
         if rival:
             report = rival.report
             self._settings = dict(rival.settings)
@@ -330,6 +335,11 @@ class JobCore:
             self.seats[replica_id] = Seat(report=report, heard_at=now, asked_at=asked_at)
             for life in [life for life in self._lost if life[0] == replica_id]:
                 self._lost[life] = False
+
+    def _outlasts_rival(self, replica_id: str, now: float) -> bool:
+        """A report that comes right after the rival may have been sent long before, by a group that
+        is dead now: a lighthouse that was paused reads the streams in any order."""
+        return now >= self._rivals_since[replica_id] + self.policy.reattach_timeout_s
 
     def _refuse_rival(self, member: Member) -> None:
         what = f"replica_id {member.replica_id!r} is in use by another living group of this job"
