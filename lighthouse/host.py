@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 
 from ftcore.base.log import event
 from ftcore.wire.channels import LEADER, open_channel
-from ftcore.wire.codec import encode_order
+from ftcore.wire.codec import MESSAGE_BYTES_MAX, encode_order
 from ftcore.wire.errors import BadMessage
 from ftcore.wire.messages import Refused
 from lighthouse.election import Election, Tenure
@@ -19,15 +20,24 @@ from lighthouse.errors import Deposed, StreamRefused
 from lighthouse.lease import Holder, Lease
 from lighthouse.quorum import Policy
 from lighthouse.records import Records
-from lighthouse.rpc.call import Call, CallFailed, Handler
 from lighthouse.security import TokenFile, bearer
 from lighthouse.server import Lighthouse
 from lighthouse.torchft_compat import TorchftService
 from lighthouse.torchft_quorum import TorchftPolicy
 
 log = logging.getLogger("lighthouse")
-ATTACH = "/ftcore.v1.Lighthouse/Attach"
 MESSAGES_PER_S_MAX = 500  # a group sends about ten a second at most
+GRPC_OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_concurrent_streams", 1000),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_ping_strikes", 0),  # managers ping each second; a delay makes two come close
+    ("grpc.keepalive_permit_without_calls", 1),
+]
 
 
 class Host:
@@ -101,15 +111,20 @@ class Host:
 
     # gRPC
 
-    def handlers(self) -> dict[str, Handler]:
-        """Who answers which path."""
-        return {ATTACH: self._attach, **self.torchft.handlers()}
+    def make_grpc_server(self) -> grpc.aio.Server:
+        """A server without a port yet, with limits that a bad client cannot get past."""
+        server = grpc.aio.server(options=GRPC_OPTIONS)
+        method = grpc.stream_stream_rpc_method_handler(self._attach)
+        ours = grpc.method_handlers_generic_handler("ftcore.v1.Lighthouse", {"Attach": method})
+        server.add_generic_rpc_handlers((ours, self.torchft))
+        return server
 
-    async def _attach(self, call: Call) -> None:
+    async def _attach(self, requests: AsyncIterator[bytes], context: Any) -> None:
         lighthouse = self.lighthouse
         if lighthouse is None:
-            raise self._elsewhere()
-        token = bearer(call.metadata.get("authorization", ""))
+            await self._point_to_leader(context)
+            return
+        token = bearer(dict(context.invocation_metadata()).get("authorization", ""))
 
         def admit(job: str) -> None:
             if self.tokens is not None and not self.tokens.allows(job, token):
@@ -117,37 +132,33 @@ class Host:
                 raise StreamRefused(f"the token is not good for job {job!r}", remedy=remedy)
 
         try:
-            await lighthouse.serve_stream(Slowed(call), call, admit=admit)
+            await lighthouse.serve_stream(slowed(aiter(requests)), context.write, admit=admit)
         except (BadMessage, StreamRefused) as error:
-            event(log, "stream.refused", peer=call.peer, reason=str(error))
-            call.post(encode_order(Refused(what=str(error), remedy=error.remedy)))
+            event(log, "stream.refused", peer=context.peer(), reason=str(error))
+            await context.write(encode_order(Refused(what=str(error), remedy=error.remedy)))
         if self.lighthouse is not lighthouse:
-            raise self._elsewhere()
+            await self._point_to_leader(context)
 
-    def _elsewhere(self) -> CallFailed:
+    async def _point_to_leader(self, context: Any) -> None:
         holder = self.holder
         if holder is not None and holder.identity != self.lease.identity:
-            what = f"the leader is {holder.address}"
-            return CallFailed(grpc.StatusCode.UNAVAILABLE, what, {LEADER: holder.address})
-        return CallFailed(grpc.StatusCode.UNAVAILABLE, "no lighthouse leads at present")
+            context.set_trailing_metadata(((LEADER, holder.address),))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the leader is {holder.address}")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "no lighthouse leads at present")
 
 
-class Slowed:
-    """Reads a call, but a group that floods waits: its own sending blocks, nobody else's."""
-
-    def __init__(self, call: Call) -> None:
-        self._call, self._loop = call, asyncio.get_running_loop()
-        self._window_end, self._count, self._told = 0.0, 0, False
-
-    async def read(self) -> bytes | None:
-        message = await self._call.read()
-        now = self._loop.time()
-        if now >= self._window_end:
-            self._window_end, self._count = now + 1.0, 0
-        self._count += 1
-        if self._count > MESSAGES_PER_S_MAX:
-            if not self._told:
-                self._told = True
+async def slowed(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same messages, but a group that floods waits: its own sending blocks, nobody else's."""
+    loop = asyncio.get_running_loop()
+    window_end, count, told = loop.time() + 1.0, 0, False
+    async for message in messages:
+        now = loop.time()
+        if now >= window_end:
+            window_end, count = now + 1.0, 0
+        count += 1
+        if count > MESSAGES_PER_S_MAX:
+            if not told:
+                told = True
                 event(log, "stream.slowed", level=logging.WARNING, per_s_max=MESSAGES_PER_S_MAX)
-            await asyncio.sleep(self._window_end - now)
-        return message
+            await asyncio.sleep(window_end - now)
+        yield message

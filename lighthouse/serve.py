@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import ssl
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from lighthouse.torchft_quorum import TorchftPolicy
 from lighthouse.web import make_app
 
 log = logging.getLogger("lighthouse")
+FILES_PER_CONNECTION = 3  # outside, and both ends of the private socket
 ALONE = Timing(ttl_s=86_400 * 365)  # there is nobody to yield to
 
 
@@ -82,11 +84,16 @@ async def serving(
         policy, lease=lease, make_records=make_records, tokens=place.tokens, torchft=torchft
     )
     async with AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="lighthouse-"))
+        server = host.make_grpc_server()
+        server.add_insecure_port(f"unix:{directory}/grpc.sock")
+        await server.start()
+        stack.push_async_callback(server.stop, grace=0.1)
         runner = web.AppRunner(make_app(host), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         front = Front(
-            handlers=host.handlers(),
+            grpc_socket=f"{directory}/grpc.sock",
             http=lambda: runner.server(),  # type: ignore[misc]
             limits=_limits_of_this_process(place.limits),
         )
@@ -141,7 +148,7 @@ async def _stop(host: Host, running: asyncio.Task[None]) -> None:
 
 def _limits_of_this_process(limits: FrontLimits) -> FrontLimits:
     """No more connections than the system gives files for."""
-    most = max(10, raise_open_files_limit() - 100)
+    most = max(10, (raise_open_files_limit() - 100) // FILES_PER_CONNECTION)
     if most >= limits.connections_max:
         return limits
     event(log, "front.limited_by_open_files", connections_max=most)

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from math import inf
-from typing import Protocol
 
 from ftcore.base.errors import FtError
 from ftcore.base.log import event
@@ -17,6 +16,7 @@ from ftcore.wire.errors import BadMessage
 from ftcore.wire.messages import (
     Attached,
     Hello,
+    Member,
     Quorum,
     Refused,
     Report,
@@ -34,23 +34,29 @@ from lighthouse.trace import trace_interruption
 log = logging.getLogger("lighthouse")
 
 FACTS_MAX = 1000
+OUTBOX_MAX = 256
 JOBS_MAX = 1000
 GROUPS_MAX = 20_000
 
 Clock = Callable[[], float]
 
 
-class Reader(Protocol):
-    """Where a group's messages come from; None at the end."""
+class Outbox:
+    """Orders on their way to one group. A reader that is too slow is cut off, not buffered."""
 
-    async def read(self) -> bytes | None: ...
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(OUTBOX_MAX)
 
+    def put(self, data: bytes) -> None:
+        try:
+            self.queue.put_nowait(data)
+        except asyncio.QueueFull:
+            self.close()
 
-class Outbox(Protocol):
-    """Where orders go. A reader that is too slow is cut off, not buffered for without end."""
-
-    def post(self, message: bytes) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        while self.queue.full():
+            self.queue.get_nowait()
+        self.queue.put_nowait(None)
 
 
 class Job:
@@ -79,7 +85,7 @@ class Job:
             old.close()
         self._outboxes[life] = outbox
         every_s = self.core.policy.heartbeat_timeout_s / 4
-        outbox.post(encode_order(Attached(report_every_s=every_s)))
+        outbox.put(encode_order(Attached(report_every_s=every_s)))
         now = self._clock()
         self._heard_at[life[0]] = now
         self.book.hello(hello.report, hello.standing, now)
@@ -119,7 +125,7 @@ class Job:
             if outbox is not None:
                 if id(order) not in encoded:
                     encoded[id(order)] = encode_order(order)
-                outbox.post(encoded[id(order)])
+                outbox.put(encoded[id(order)])
                 if isinstance(order, Refused):
                     outbox.close()
 
@@ -263,10 +269,15 @@ class Lighthouse:
             self.failed.set_result(task.exception())  # type: ignore[arg-type]
 
     async def serve_stream(
-        self, reader: Reader, outbox: Outbox, *, admit: Callable[[str], None] = lambda job: None
+        self,
+        read: AsyncIterator[bytes],
+        write: Callable[[bytes], Awaitable[None]],
+        *,
+        admit: Callable[[str], None] = lambda job: None,
     ) -> None:
         """Serve one manager until either side ends the stream. Raises StreamRefused, BadMessage."""
-        hello = decode_from_group(await reader.read() or b"", member=None)
+        outbox = Outbox()
+        hello = decode_from_group(await anext(read, b""), member=None)
         if not isinstance(hello, Hello):
             raise BadMessage("the first message of a stream is no hello")
         admit(hello.job)
@@ -274,14 +285,24 @@ class Lighthouse:
         if len(job.core.seats) >= GROUPS_MAX:
             raise StreamRefused(f"job {hello.job} already has {GROUPS_MAX} replica groups")
         event(log, "group.attached", job=hello.job, replica_id=member.replica_id)
+        writer = asyncio.create_task(_write_all(outbox, write))
+        reader = asyncio.create_task(self._read_all(job, member, read))
         try:
             job.attach(hello, outbox)
-            while (data := await reader.read()) is not None:
-                report = decode_from_group(data, member=member)
-                assert isinstance(report, Report)
-                job.heard(report)
+            done, _ = await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
+            for task in (writer, reader):
+                task.cancel()
             job.detach(member.life, outbox)
+
+    async def _read_all(self, job: Job, member: Member, read: AsyncIterator[bytes]) -> None:
+        async for data in read:
+            report = decode_from_group(data, member=member)
+            if not isinstance(report, Report):
+                raise BadMessage("a stream said hello twice")
+            job.heard(report)
 
     def status(self) -> JsonDict:
         now = self._clock()
@@ -294,3 +315,8 @@ class Lighthouse:
     def close(self) -> None:
         for job in self.jobs.values():
             job.close()
+
+
+async def _write_all(outbox: Outbox, write: Callable[[bytes], Awaitable[None]]) -> None:
+    while (data := await outbox.queue.get()) is not None:
+        await write(data)

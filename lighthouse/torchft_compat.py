@@ -22,7 +22,6 @@ from ftcore.wire.messages import show_id
 from lighthouse import torchft_pb2 as pb
 from lighthouse.lease import LeaseLost, LeaseUnreachable
 from lighthouse.lease.api import Clock, Holder, monotonic_s
-from lighthouse.rpc.call import Call, CallFailed, Handler, unary
 from lighthouse.torchft_quorum import TorchftCore, TorchftMember, TorchftPolicy, TorchftQuorum
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class Writer(Protocol):
     async def write(self, job: str, record: bytes | None) -> None: ...
 
 
-class TorchftService:
+class TorchftService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     """The two calls of torchft's LighthouseService. Leads inside `leading`, else passes on."""
 
     def __init__(
@@ -65,9 +64,12 @@ class TorchftService:
         self._writing = asyncio.Lock()  # records must reach the store in order
         self._durable_id = 0
 
-    def handlers(self) -> dict[str, Handler]:
-        """Messages stay bytes: one reply goes to many."""
-        return {QUORUM: unary(self._quorum), HEARTBEAT: unary(self._heartbeat)}
+    def service(self, details: Any) -> Any:
+        """grpc asks here for the handler of a path. Messages stay bytes: one reply goes to many."""
+        return {
+            QUORUM: grpc.unary_unary_rpc_method_handler(self._quorum),
+            HEARTBEAT: grpc.unary_unary_rpc_method_handler(self._heartbeat),
+        }.get(details.method)
 
     @asynccontextmanager
     async def leading(self, tenure: Writer) -> AsyncIterator[TorchftCore]:
@@ -110,24 +112,24 @@ class TorchftService:
 
     # The two calls
 
-    async def _heartbeat(self, request: bytes, call: Call) -> bytes:
-        message = _parse(pb.LighthouseHeartbeatRequest, request)
+    async def _heartbeat(self, request: bytes, context: Any) -> bytes:
+        message = await self._parse(pb.LighthouseHeartbeatRequest, request, context)
         if self.core is None:
-            return await self._pass_on(HEARTBEAT, request, call)
-        self._require_room(message.replica_id)
+            return await self._pass_on(HEARTBEAT, request, context)
+        await self._require_room(message.replica_id, context)
         self.core.heartbeat(message.replica_id, self._clock())
         self._set_timer()
         return b""
 
-    async def _quorum(self, request: bytes, call: Call) -> bytes:
-        message = _parse(pb.LighthouseQuorumRequest, request)
+    async def _quorum(self, request: bytes, context: Any) -> bytes:
+        message = await self._parse(pb.LighthouseQuorumRequest, request, context)
         while self.core is not None:
-            self._require_room(message.requester.replica_id)
+            await self._require_room(message.requester.replica_id, context)
             try:
                 return await self._ask(member_of(message.requester))
             except (LeaseLost, LeaseUnreachable):
                 await asyncio.sleep(RETRY_S)  # somebody else leads now, or will soon
-        return await self._pass_on(QUORUM, request, call)
+        return await self._pass_on(QUORUM, request, context)
 
     async def _ask(self, member: TorchftMember) -> bytes:
         core, asked_at = self.core, self._clock()
@@ -198,22 +200,31 @@ class TorchftService:
             core.wake_at = min(core.wake_at, self._clock())  # forget the silent even if nobody asks
             self._turn()
 
-    def _require_room(self, replica_id: str) -> None:
+    async def _require_room(self, replica_id: str, context: Any) -> None:
         core = self.core
         if core is None or replica_id in core.expiries or len(core.expiries) < GROUPS_MAX:
             return
-        raise CallFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many replica groups")
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many replica groups")
+
+    async def _parse(self, kind: Any, request: bytes, context: Any) -> Any:
+        try:
+            message = kind.FromString(request)
+        except Exception as error:  # protobuf's DecodeError has no public home across versions
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a message: {error}")
+        member = message.requester if kind is pb.LighthouseQuorumRequest else message
+        if not 0 < len(member.replica_id) <= ID_CHARS_MAX:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "replica_id is empty or too long")
+        return message
 
     # Followers
 
-    async def _pass_on(self, path: str, request: bytes, call: Call) -> bytes:
+    async def _pass_on(self, path: str, request: bytes, context: Any) -> bytes:
         """Ask whoever leads, again and again while the client waits."""
-        now = asyncio.get_running_loop().time()
-        deadline = self._clock() + (60.0 if call.deadline is None else call.deadline - now)
+        deadline = self._clock() + (context.time_remaining() or 60.0)
         while self._clock() < deadline:
             if self.core is not None:
                 handler = self._quorum if path == QUORUM else self._heartbeat
-                return await handler(request, call)
+                return await handler(request, context)
             holder = self._holder()
             if holder is not None and holder.address:
                 try:
@@ -223,26 +234,15 @@ class TorchftService:
                     return reply
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                        raise CallFailed(error.code(), error.details() or "") from error
+                        await context.abort(error.code(), error.details() or "")
             await asyncio.sleep(RETRY_S)
-        raise CallFailed(grpc.StatusCode.UNAVAILABLE, "no lighthouse leads at present")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "no lighthouse leads at present")
+        raise AssertionError("abort raises")
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
             self._channels[address] = self._connect(address)
         return self._channels[address]
-
-
-def _parse(kind: Any, request: bytes) -> Any:
-    try:
-        message = kind.FromString(request)
-    except Exception as error:  # protobuf's DecodeError has no public home across versions
-        raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, f"not a message: {error}") from error
-    member = message.requester if kind is pb.LighthouseQuorumRequest else message
-    if not 0 < len(member.replica_id) <= ID_CHARS_MAX:
-        what = "replica_id is empty or too long"
-        raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, what)
-    return message
 
 
 def _unary(channel: Any, path: str) -> Any:

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "ftcore": {"ftcore", "flightrec", "torch", "numpy", "grpc", "click", "xxhash", "matplotlib"},
     "ftcore.demo": {"ftcore", "ckpt", "torch", "click", "matplotlib"},  # a user of both
     "lighthouse": {"lighthouse", "ftcore.base", "ftcore.wire", "grpc", "aiohttp", "click", "google"}
-    | {"prometheus_client", "opentelemetry", "hpack"},
+    | {"prometheus_client", "opentelemetry"},
     "ckpt": {"ckpt", "ftcore.base", "ftcore.statedict", "torch", "numpy", "fsspec", "s3fs"}
     | {"botocore", "obstore", "click", "xxhash", "aiohttp", "prometheus_client"},
     "flightrec": {"flightrec", "ftcore.base", "click", "fsspec"},
@@ -28,7 +28,6 @@ PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
 PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/lease/candidate.py"}
 PURE |= {f"ckpt/{name}.py" for name in ("plan", "boxes", "manifest", "assemble", "reading")}
 PURE |= {"ckpt/retention.py"}
-PURE |= {"lighthouse/rpc/frames.py", "lighthouse/rpc/http2.py"}
 PURE |= {"lighthouse/refusal.py", "lighthouse/goodput.py", "lighthouse/histogram.py"}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}

@@ -8,27 +8,30 @@ import pytest
 from aiohttp import web
 
 from lighthouse.front import Front, FrontLimits, raise_open_files_limit
-from lighthouse.rpc.call import unary
 from lighthouse.security import tls_context
 from tests.lighthouse.certificates import Authority
 
 
-async def echo_once(request, call):
-    return request
+class Echo(grpc.GenericRpcHandler):
+    """`/t/echo` answers once; `/t/stream` answers each message; `/t/flood` never stops."""
 
+    def service(self, details):
+        return {
+            "/t/echo": grpc.unary_unary_rpc_method_handler(self.echo),
+            "/t/stream": grpc.stream_stream_rpc_method_handler(self.stream),
+            "/t/flood": grpc.unary_stream_rpc_method_handler(self.flood),
+        }.get(details.method)
 
-async def stream(call):
-    """Answer each message."""
-    while (message := await call.read()) is not None:
-        await call.write(message)
+    async def echo(self, request, context):
+        return request
 
+    async def stream(self, requests, context):
+        async for request in requests:
+            yield request
 
-async def flood(call):
-    while True:
-        await call.write(bytes(100_000))
-
-
-ECHO = {"/t/echo": unary(echo_once), "/t/stream": stream, "/t/flood": flood}
+    async def flood(self, request, context):
+        while True:
+            yield bytes(100_000)
 
 
 async def page(request):
@@ -36,15 +39,20 @@ async def page(request):
 
 
 @asynccontextmanager
-async def world(*, limits=None, tls=None):
+async def world(tmp_path, *, limits=None, tls=None):
     """A front with an echoing gRPC server and a page behind it. Yields the front and the port."""
     async with AsyncExitStack() as stack:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((Echo(),))
+        server.add_insecure_port(f"unix:{tmp_path}/grpc.sock")
+        await server.start()
+        stack.push_async_callback(server.stop, grace=None)
         app = web.Application()
         app.router.add_get("/", page)
         runner = web.AppRunner(app, shutdown_timeout=0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        front = Front(handlers=ECHO, http=runner.server, limits=limits)
+        front = Front(grpc_socket=f"{tmp_path}/grpc.sock", http=runner.server, limits=limits)
         yield front, await stack.enter_async_context(front.listening("127.0.0.1", 0, tls))
 
 
@@ -68,9 +76,9 @@ async def echo(channel, message=b"hello"):
     return await channel.unary_unary("/t/echo")(message, timeout=30)
 
 
-def test_one_port_speaks_grpc_and_http():
+def test_one_port_speaks_grpc_and_http(tmp_path):
     async def tell():
-        async with world() as (_, port):
+        async with world(tmp_path) as (_, port):
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 assert await echo(channel, bytes(3_000_000)) == bytes(3_000_000)
             assert await get(port) == "the page"
@@ -78,9 +86,9 @@ def test_one_port_speaks_grpc_and_http():
     story(tell)
 
 
-def test_a_preface_that_arrives_byte_by_byte_is_understood():
+def test_a_preface_that_arrives_byte_by_byte_is_understood(tmp_path):
     async def tell():
-        async with world() as (_, port):
+        async with world(tmp_path) as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             for byte in b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4\0" + bytes(4):
                 writer.write(bytes([byte]))
@@ -97,11 +105,11 @@ def authority(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("ca"))
 
 
-def test_with_tls_a_browser_gets_the_page_and_grpc_gets_grpc(authority):
+def test_with_tls_a_browser_gets_the_page_and_grpc_gets_grpc(tmp_path, authority):
     cert, key = authority.issue("server")
 
     async def tell():
-        async with world(tls=tls_context(cert=cert, key=key)) as (_, port):
+        async with world(tmp_path, tls=tls_context(cert=cert, key=key)) as (_, port):
             credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes())
             async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
                 assert await echo(channel) == b"hello"
@@ -112,13 +120,13 @@ def test_with_tls_a_browser_gets_the_page_and_grpc_gets_grpc(authority):
     story(tell)
 
 
-def test_with_mutual_tls_nobody_gets_in_without_a_certificate(authority):
+def test_with_mutual_tls_nobody_gets_in_without_a_certificate(tmp_path, authority):
     cert, key = authority.issue("server")
     client_cert, client_key = authority.issue("client")
     tls = tls_context(cert=cert, key=key, client_ca=authority.ca)
 
     async def tell():
-        async with world(tls=tls) as (_, port):
+        async with world(tmp_path, tls=tls) as (_, port):
             stranger = ssl.create_default_context(cafile=authority.ca)
             with pytest.raises((aiohttp.ClientError, ConnectionError)):
                 await get(port, "https", ssl=stranger)
@@ -135,10 +143,10 @@ def test_with_mutual_tls_nobody_gets_in_without_a_certificate(authority):
     "noise",
     [b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/9.9\r\n\r\n", bytes(200_000), b"\r\n" * 99],
 )
-def test_noise_is_answered_or_closed_and_harms_nobody(noise):
+def test_noise_is_answered_or_closed_and_harms_nobody(tmp_path, noise):
     async def tell():
         limits = FrontLimits(first_bytes_timeout_s=0.2)
-        async with world(limits=limits) as (front, port):
+        async with world(tmp_path, limits=limits) as (front, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(noise)
             writer.write_eof()
@@ -154,10 +162,10 @@ def test_noise_is_answered_or_closed_and_harms_nobody(noise):
     story(tell)
 
 
-def test_who_says_nothing_is_closed():
+def test_who_says_nothing_is_closed(tmp_path):
     async def tell():
         limits = FrontLimits(first_bytes_timeout_s=0.1)
-        async with world(limits=limits) as (front, port):
+        async with world(tmp_path, limits=limits) as (front, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             with pytest.raises((ConnectionError, EOFError)):
                 await reader.readexactly(1)
@@ -167,9 +175,9 @@ def test_who_says_nothing_is_closed():
     story(tell)
 
 
-def test_connections_beyond_the_limit_are_refused_and_the_others_stay():
+def test_connections_beyond_the_limit_are_refused_and_the_others_stay(tmp_path):
     async def tell():
-        async with world(limits=FrontLimits(connections_max=3)) as (front, port):
+        async with world(tmp_path, limits=FrontLimits(connections_max=3)) as (front, port):
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
             assert await echo(channel) == b"hello"
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
@@ -183,10 +191,10 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_stay():
     story(tell)
 
 
-def test_a_reader_that_stops_reading_holds_its_sender_back_and_is_cut_off():
+def test_a_reader_that_stops_reading_holds_its_sender_back_and_is_cut_off(tmp_path):
     async def tell():
         limits = FrontLimits(buffer_bytes=10_000, stall_timeout_s=0.3)
-        async with world(limits=limits) as (front, port):
+        async with world(tmp_path, limits=limits) as (front, port):
             # A client that opens all its windows wide and then reads nothing.
             _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
             window = b"\0\0\6\4\0\0\0\0\0" + b"\0\4\x7f\xff\xff\xff"
@@ -196,7 +204,7 @@ def test_a_reader_that_stops_reading_holds_its_sender_back_and_is_cut_off():
             writer.write(b"\0\0\4\x08\0\0\0\0\0\x7f\xf0\0\0")
             writer.write(len(headers).to_bytes(3, "big") + b"\1\4\0\0\0\1" + headers)
             writer.write(b"\0\0\5\0\1\0\0\0\1" + bytes(5))
-            while not front.rpc.cut_off:
+            while not front.cut_off:
                 await asyncio.sleep(0.02)
             assert await get(port) == "the page"
             writer.close()
@@ -204,12 +212,12 @@ def test_a_reader_that_stops_reading_holds_its_sender_back_and_is_cut_off():
     story(tell)
 
 
-def test_ten_thousand_idle_connections_leave_room_for_work():
+def test_ten_thousand_idle_connections_leave_room_for_work(tmp_path):
     limit = raise_open_files_limit()
     count = min(10_000, (limit - 1500) // 2)  # both ends are in this process
 
     async def tell():
-        async with world() as (front, port):
+        async with world(tmp_path) as (front, port):
             idle = []
             for _ in range(0, count, 500):
                 connects = (asyncio.open_connection("127.0.0.1", port) for _ in range(500))

@@ -74,8 +74,8 @@ def step(managers, number):
 
 
 def test_torchft_groups_connected_to_a_follower_never_notice_that_the_leader_died(tmp_path):
-    options = ("--lease", f"file:{tmp_path / 'lease'}", *OPTIONS, "--min-replicas", "2")
-    with stopping(*(LighthouseProcess(*options) for _ in range(2))) as both:
+    lease = f"file:{tmp_path / 'lease'}"
+    with stopping(*(LighthouseProcess("--lease", lease, *OPTIONS) for _ in range(2))) as both:
         leader = next(p for p in both if p.status()["role"] == "leader")
         follower = next(p for p in both if p is not leader)
         names = ("a:1", "b:1")

@@ -8,7 +8,6 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from lighthouse.front import Front
 from lighthouse.lease.api import Holder, Timing
 from lighthouse.lease.memory import MemoryLease, MemoryStore
 from lighthouse.torchft_compat import HEARTBEAT, QUORUM, TorchftService
@@ -41,10 +40,12 @@ class Place:
         self.service = TorchftService(POLICY, holder=lambda: self.leader)
 
     async def start(self):
-        front = Front(handlers=self.service.handlers(), http=asyncio.Protocol)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((self.service,))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
         self.stack.push_async_callback(self.service.close)
-        port = await self.stack.enter_async_context(front.listening("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{port}"
+        self.stack.push_async_callback(server.stop, grace=None)
         return self
 
     @asynccontextmanager
