@@ -113,8 +113,9 @@ class Host:
 
         def admit(job: str) -> None:
             if self.tokens is not None and not self.tokens.allows(job, token):
-                remedy = "Set FTCORE_TOKEN_FILE to a file with this job's token."
-                raise StreamRefused(f"the token is not good for job {job!r}", remedy=remedy)
+                what = f"the token is not good for job {job!r}"
+                event(log, "stream.refused", peer=call.peer, reason=what)
+                raise CallFailed(grpc.StatusCode.UNAUTHENTICATED, what)
 
         try:
             await lighthouse.serve_stream(Slowed(call), call, admit=admit)
