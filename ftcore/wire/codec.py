@@ -25,6 +25,7 @@ from ftcore.wire.messages import (
 )
 
 MESSAGE_BYTES_MAX = 4 << 20
+LOOKED_AT_MAX = 256  # ranks
 ID_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4096
 ADDRESSES_MAX = 4096
@@ -163,8 +164,11 @@ def member_from_pb(message: pb.Member) -> Member:
 def for_members(quorum: Quorum) -> Quorum:
     """What a member needs of it: who is in, who heals, and where the first source's store is.
 
-    With all addresses the list of 1,024 groups would have 185 kB, and each of them gets it.
+    With all addresses the list of 1,024 groups would have 185 kB, and each of them gets it. Up to
+    LOOKED_AT_MAX ranks they stay in: a manager that notices a hang asks all ranks what they do.
     """
+    if sum(len(m.heal_addresses) for m in quorum.members) <= LOOKED_AT_MAX:
+        return quorum
     meets_at = quorum.sources[0] if quorum.sources else None
     return Quorum(
         quorum_id=quorum.quorum_id,

@@ -1,6 +1,7 @@
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -101,14 +102,15 @@ def test_a_quorum_is_stored_with_everything_in_it(quorum):
     assert codec.quorum_from_pb(codec.quorum_to_pb(quorum)) == quorum
 
 
-@given(quorums())
-def test_a_member_learns_who_is_in_and_where_the_first_source_is(quorum):
-    slim = codec.for_members(quorum)
+@given(quorums(), st.sampled_from([0, 256]))
+def test_a_member_learns_who_is_in_and_where_the_first_source_is(quorum, limit):
+    with mock.patch.object(codec, "LOOKED_AT_MAX", limit):
+        slim = codec.for_members(quorum)
     assert (slim.lives, slim.healing) == (quorum.lives, quorum.healing)
     assert [m.store_address for m in slim.sources[:1]] == [
         m.store_address for m in quorum.sources[:1]
     ]
-    assert not any(m.heal_addresses for m in slim.members)
+    assert limit or not any(m.heal_addresses for m in slim.members)
 
 
 @given(hellos)
