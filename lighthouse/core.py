@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -32,6 +32,8 @@ from lighthouse.quorum import (
     decide,
     living_members,
 )
+from lighthouse.refusal import in_use, refusal
+from lighthouse.rivals import Rivals
 
 Life = tuple[str, int]
 
@@ -91,7 +93,8 @@ class JobCore:
         self._dismissed: frozenset[Life] = frozenset()  # left the standing quorum in good order
         self._change: Change | None = None
         self._settings: dict[str, str] = {}
-        self._rivals: dict[str, Hello] = {}
+        self._rivals = Rivals()
+        self._losses: dict[Life, str] = {}  # not told yet: those of one moment are one message
         self._left_at: dict[Life, int] = {}  # steps that the last one to go had committed
         self._buried: dict[str, int] = {}  # replica_id -> incarnation that said it is gone
         self._drains: dict[str, str] = {}
@@ -107,14 +110,13 @@ class JobCore:
     def hello(self, hello: Hello, now: float) -> Turn:
         """A stream of this group opened (again)."""
         member = hello.report.member
-        others = [s.report.member for r, s in self.seats.items() if r != member.replica_id]
-        refused = _refusal(self._settings, hello.settings, others)
+        refused = self._refusal(hello)
         if refused is not None:
             self._order(member.life, refused)
             return self._take(None, now)
         seat = self.seats.get(member.replica_id)
         if seat and seat.report.member.incarnation != member.incarnation and seat.closed_at == inf:
-            self._rivals[member.replica_id] = hello  # whoever is heard next is the living one
+            self._rivals.add(hello, now)
             return self._settle(now)
         self._settings = dict(hello.settings)
         self._learn(hello.standing)
@@ -125,9 +127,7 @@ class JobCore:
         replica_id = report.member.replica_id
         if self._buried.get(replica_id) == report.member.incarnation:
             return self._settle(now)
-        rival = self._rivals.get(replica_id)
-        if rival and rival.report.member.life == report.member.life:
-            self._rivals[replica_id] = replace(rival, report=report)
+        if self._rivals.says(report):
             return self._settle(now)
         seat = self.seats.get(replica_id)
         if seat is None:
@@ -135,14 +135,24 @@ class JobCore:
         if seat.report.member.incarnation != report.member.incarnation:
             self._refuse_rival(report.member)
             return self._settle(now)
-        if rival and report.want is not Want.GONE:
-            self._refuse_rival(self._rivals.pop(replica_id).report.member)
+        rival = self._rivals.get(replica_id)
+        patience_s = self.policy.reattach_timeout_s
+        if report.want is not Want.GONE and self._rivals.is_outlasted(rival, patience_s, now):
+            self._rivals.pop(replica_id)
+            self._refuse_rival(rival.report.member)
         if report.number < seat.report.number:
             return self._settle(now)
-        if now < self._wake_at and self._says_nothing_new(seat, report):
+        if not rival and now < self._wake_at and self._says_nothing_new(seat, report):
             self.seats[replica_id] = replace(seat, report=report, heard_at=now)
             return Turn(wake_at=self._wake_at)
         return self._sit(report, now)
+
+    def _refusal(self, hello: Hello) -> Refused | None:
+        if hello.settings == self._settings:
+            return None
+        mine = hello.report.member.replica_id
+        others = [s.report.member for r, s in self.seats.items() if r != mine]
+        return refusal(self._settings, hello.settings, others)
 
     def _says_nothing_new(self, seat: Seat, report: Report) -> bool:
         """A heartbeat of a group that trains: it must cost almost nothing."""
@@ -159,9 +169,7 @@ class JobCore:
     def closed(self, life: Life, now: float) -> Turn:
         """The stream of this group broke. It has `reattach_timeout_s` to come back."""
         seat = self.seats.get(life[0])
-        rival = self._rivals.get(life[0])
-        if rival and rival.report.member.life == life:
-            del self._rivals[life[0]]
+        self._rivals.closed(life)
         if seat and seat.report.member.life == life:
             self.seats[life[0]] = replace(seat, closed_at=now)
         return self._settle(now)
@@ -188,6 +196,7 @@ class JobCore:
         """Decide until nothing more is to be done at this moment."""
         self._drop_silent(now)
         while True:
+            self._tell_losses()
             decision = decide(self.view(), self.policy, now)
             match decision:
                 case Waiting():
@@ -254,13 +263,13 @@ class JobCore:
         if self.standing is None:
             return
         member, standing = report.member, self.standing
-        for old in standing.members:
-            if old.replica_id != member.replica_id:
-                continue
-            if old.incarnation != member.incarnation:
-                self._lose(old.life, "was restarted", now, unsure=False)
-            elif report.left_id >= standing.quorum_id:
-                self._lose(old.life, "let go of the quorum", now, unsure=False)
+        old = standing.member(member.replica_id)
+        if old is None:
+            return
+        if old.incarnation != member.incarnation:
+            self._lose(old.life, "was restarted", now, unsure=False)
+        elif report.left_id >= standing.quorum_id:
+            self._lose(old.life, "let go of the quorum", now, unsure=False)
 
     def _remind(self, report: Report) -> None:
         """Repeat the orders that this report shows to be missing."""
@@ -290,6 +299,7 @@ class JobCore:
             self.standing.quorum_id if self.standing else 0
         ):
             return
+        self._tell_losses()
         self.standing = standing
         self.last_id = max(self.last_id, standing.quorum_id)
         self._lost.clear()
@@ -319,7 +329,7 @@ class JobCore:
         return ""
 
     def _promote_rival(self, replica_id: str, now: float) -> None:
-        rival = self._rivals.pop(replica_id, None)
+        rival = self._rivals.pop(replica_id)
         if rival:
             report = rival.report
             self._settings = dict(rival.settings)
@@ -329,9 +339,7 @@ class JobCore:
                 self._lost[life] = False
 
     def _refuse_rival(self, member: Member) -> None:
-        what = f"replica_id {member.replica_id!r} is in use by another living group of this job"
-        remedy = "Give each replica group its own replica_id."
-        self._order(member.life, Refused(what=what, remedy=remedy))
+        self._order(member.life, in_use(member))
 
     def _lose(self, life: Life, reason: str, now: float, *, unsure: bool) -> None:
         """Count a member as lost and tell all others; `unsure` when it may still be training."""
@@ -340,13 +348,13 @@ class JobCore:
         if life in self._dismissed:
             self._dismissed -= {life}
             if not self._has_passed(life):  # it is needed for steps before the boundary
-                self._announce_lost(life, reason)
+                self._losses[life] = reason
         if life not in self.standing.lives:
             return
         if life not in self._lost:
             self._note(now, "member.lost", life[0], reason)
             self.deaths.note(life[0], self.policy, now)
-            self._announce_lost(life, reason)
+            self._losses[life] = reason
         self._lost[life] = unsure and self._lost.get(life, True)
 
     def _has_passed(self, life: Life) -> bool:
@@ -354,9 +362,14 @@ class JobCore:
         assert self.standing is not None
         return self._left_at.get(life, -1) >= self.standing.from_step
 
-    def _announce_lost(self, life: Life, reason: str) -> None:
-        order = self._lost_order(life, reason)
-        told = {s.report.member.life for s in living_members(self.view())} | {life}
+    def _tell_losses(self) -> None:
+        """Told one by one, the end of a job of 1,024 groups would be half a million messages."""
+        if not self._losses:
+            return
+        losses, self._losses = self._losses, {}
+        (life, reason), *others = losses.items()
+        order = replace(self._lost_order(life, reason), others=tuple(other for other, _ in others))
+        told = {s.report.member.life for s in living_members(self.view())} | set(losses)
         self._orders.extend((to, order) for to in sorted(told))
 
     def _lost_order(self, life: Life, reason: str) -> LostMember:
@@ -433,20 +446,3 @@ def _prepare(change: Change) -> Prepare:
 def _after_seating(want: Want) -> Want:
     """A seat was given: it is asked for no longer."""
     return Want.NOTHING if want is Want.SEAT else want
-
-
-def _refusal(
-    ours: Mapping[str, str], theirs: Mapping[str, str], others: Sequence[Member]
-) -> Refused | None:
-    """Why a group with these settings cannot be in one job with the others: the first difference.
-
-    A difference in the layout of the state is named by the group itself: it asks another one.
-    """
-    names = [n for n in sorted(set(ours) | set(theirs)) if ours.get(n) != theirs.get(n)]
-    if not names or not others:
-        return None
-    name = names[0]
-    what = f"{name} is {theirs.get(name)} here and {ours.get(name)} in the other replica groups"
-    remedy = f"Start all replica groups of this job with the same {name}."
-    compare_with = next(iter(others[0].heal_addresses), "") if name == "state layout" else ""
-    return Refused(what=what, remedy=remedy, compare_with=compare_with)

@@ -27,5 +27,11 @@ class Deposed(FtError):
     remedy = "Another lighthouse leads now; groups find it by themselves. Nothing is to be done."
 
 
+class BadToken(FtError):
+    """The client may have another one soon, so it tries again for a while."""
+
+    remedy = "Give the job's token in FTCORE_TOKEN_FILE."
+
+
 class StreamRefused(FtError):
     remedy = "Correct what the sentence names and start the replica group again."

@@ -134,6 +134,7 @@ class Goodput:
         self.steps_repeated = 0
         self._highest: int | None = None
         self._ranks = 0
+        self._ranks_each = 1  # of a member whose addresses are not known: all groups are alike
         self._ranks_max = 0
         self._since: float | None = None  # up to here the time is booked; None: not running
         self._training_since = inf
@@ -146,6 +147,7 @@ class Goodput:
 
     def hello(self, report: Report, standing: Quorum | None, now: float) -> None:
         """A group attached. The first one starts the clock; `standing` is the job's quorum."""
+        self._ranks_each = max(1, len(report.member.heal_addresses))
         if self._since is None and not self._is_finished_report(report):
             self._since = now
             if standing is not None:
@@ -291,7 +293,7 @@ class Goodput:
         )
 
     def _set_ranks(self, members: tuple[Member, ...]) -> None:
-        self._ranks = sum(max(1, len(m.heal_addresses)) for m in members)
+        self._ranks = sum(len(m.heal_addresses) or self._ranks_each for m in members)
         self._ranks_max = max(self._ranks_max, self._ranks)
 
     def _follow(self, record: Interruption, report: Report, now: float) -> Interruption | None:

@@ -16,7 +16,7 @@ from ftcore.wire.codec import MESSAGE_BYTES_MAX, encode_order
 from ftcore.wire.errors import BadMessage
 from ftcore.wire.messages import Refused
 from lighthouse.election import Election, Tenure
-from lighthouse.errors import Deposed, StreamRefused
+from lighthouse.errors import BadToken, Deposed, StreamRefused
 from lighthouse.lease import Holder, Lease
 from lighthouse.quorum import Policy
 from lighthouse.records import Records
@@ -128,11 +128,13 @@ class Host:
 
         def admit(job: str) -> None:
             if self.tokens is not None and not self.tokens.allows(job, token):
-                remedy = "Set FTCORE_TOKEN_FILE to a file with this job's token."
-                raise StreamRefused(f"the token is not good for job {job!r}", remedy=remedy)
+                raise BadToken(f"the token is not good for job {job!r}")
 
         try:
             await lighthouse.serve_stream(slowed(aiter(requests)), context.write, admit=admit)
+        except BadToken as error:
+            event(log, "stream.refused", peer=context.peer(), reason=str(error))
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except (BadMessage, StreamRefused) as error:
             event(log, "stream.refused", peer=context.peer(), reason=str(error))
             await context.write(encode_order(Refused(what=str(error), remedy=error.remedy)))

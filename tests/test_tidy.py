@@ -29,7 +29,12 @@ PURE |= {f"ftcore/heal/{name}.py" for name in ("parts", "work", "pace")}
 PURE |= {"lighthouse/torchft_quorum.py", "lighthouse/lease/candidate.py"}
 PURE |= {f"ckpt/{name}.py" for name in ("plan", "boxes", "manifest", "assemble", "reading")}
 PURE |= {"ckpt/retention.py"}
-PURE |= {"lighthouse/goodput.py", "lighthouse/histogram.py"}
+PURE |= {
+    "lighthouse/refusal.py",
+    "lighthouse/rivals.py",
+    "lighthouse/goodput.py",
+    "lighthouse/histogram.py",
+}
 PURE_PACKAGES = {"ftcore/control"}
 IMPURE = {"time", "socket", "os", "threading", "asyncio", "random", "logging", "torch", "grpc"}
 LINES_MAX, FUNCTION_LINES_MAX = 450, 70

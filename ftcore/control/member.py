@@ -214,10 +214,9 @@ class MemberCore:
 
     def lost_member(self, lost: LostMember) -> bool:
         """Return whether the running step cannot end any more: abort its process group."""
-        life = (lost.replica_id, lost.incarnation)
-        if life == self.member.life:
+        if self.member.life in lost.lives:
             return self._let_go(lost.quorum_id)
-        if self.quorum is None or life not in self.quorum.lives:
+        if self.quorum is None or not lost.lives & self.quorum.lives:
             return False
         self._is_broken = True
         if self.running is None:

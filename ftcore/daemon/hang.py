@@ -33,7 +33,6 @@ FIRST_STEP = 4  # times as patient: a first step compiles, loads and allocates
 USUAL = 5  # a step that takes so many times the longest one so far is too long
 LOOK_AGAIN = 0.25  # of the time limit; doubled while looks find nobody
 LOOK_TIMEOUT_S = 60.0
-RANKS_MAX = 256  # looked at by one manager; each rank is asked by as many at most
 SURE = 0.6  # confidence from which a verdict costs a rank its life
 FOLDERS_MAX = 8  # of past hangs that are kept
 
@@ -181,16 +180,15 @@ async def look_at(group: Group, quorum: Quorum) -> dict[str, Any]:
 
 
 def order_of(group: Group, quorum: Quorum) -> Order:
-    """All ranks of the quorum, or as many groups around our own as RANKS_MAX allows."""
+    """Our own ranks, and those of all groups whose addresses we were given: not in large jobs."""
     config = group.config
     position = quorum.replica_ids.index(config.replica_id)
-    reach = max(1, RANKS_MAX // config.ranks // 2)
-    near = range(max(0, position - reach), min(len(quorum.members), position + reach))
+    own = tuple(group.ranks[rank].hello.heal_address for rank in range(config.ranks))
     addresses, names = {}, {}
-    for at in near:
-        for rank, address in enumerate(quorum.members[at].heal_addresses):
+    for at, member in enumerate(quorum.members):
+        for rank, address in enumerate(own if at == position else member.heal_addresses):
             addresses[at * config.ranks + rank] = address
-            names[at * config.ranks + rank] = f"{quorum.members[at].replica_id} rank {rank}"
+            names[at * config.ranks + rank] = f"{member.replica_id} rank {rank}"
     return Order(
         job=config.job,
         quorum_id=quorum.quorum_id,

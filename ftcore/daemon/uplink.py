@@ -14,10 +14,11 @@ from ftcore.base.log import event
 from ftcore.base.retry import backoff
 from ftcore.wire.channels import leader_of, open_channel, token_metadata
 from ftcore.wire.codec import MESSAGE_BYTES_MAX, decode_order
-from ftcore.wire.messages import Attached, Order
+from ftcore.wire.messages import Attached, Order, Refused
 
 log = logging.getLogger("ftcore.daemon")
 
+TOKEN_PATIENCE_S = 30.0  # tokens are rotated by file: not all files change at the same moment
 METHOD = "/ftcore.v1.Lighthouse/Attach"
 OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -58,10 +59,12 @@ class Uplink:
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
         self._report_every_s = 0.5
         self._is_greeted = False
+        self._token_refused_at: float | None = None
         self._wake = asyncio.Event()
         self._failure = "no answer"
         self._leader = ""
         self.attached = asyncio.Event()
+        self.token_patience_s = TOKEN_PATIENCE_S
 
     def poke(self) -> None:
         """Something happened: send a report now if it says anything new."""
@@ -100,7 +103,9 @@ class Uplink:
                 self._failure = f"no greeting in {self._greeting_timeout_s:g} s"
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, FtError) as error:
                 self._failure = _reason(error)
-                self._leader = leader_of(error) if isinstance(error, grpc.aio.AioRpcError) else ""
+                if isinstance(error, grpc.aio.AioRpcError):
+                    self._leader = leader_of(error)
+                    self._note_token(error)
             finally:
                 sender.cancel()
                 self._call = None
@@ -109,9 +114,22 @@ class Uplink:
             event(log, "lighthouse.lost", endpoint=endpoint, reason=self._failure)
         return self._is_greeted
 
+    def _note_token(self, error: grpc.aio.AioRpcError) -> None:
+        """A refused token is tried again, read anew each time; after a while the group is told."""
+        if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._token_refused_at is None:
+            self._token_refused_at = now
+            event(log, "lighthouse.token_refused", reason=error.details())
+        elif now >= self._token_refused_at + self.token_patience_s:
+            remedy = "Set FTCORE_TOKEN_FILE to a file with this job's token."
+            what = f"{error.details()}, for {self.token_patience_s:g} s"
+            self._order(Refused(what=what, remedy=remedy))
+
     def _take(self, order: Order, endpoint: str) -> None:
         if isinstance(order, Attached):
-            self._is_greeted = True
+            self._is_greeted, self._token_refused_at = True, None
             self._report_every_s = order.report_every_s
             self.attached.set()
             self.poke()

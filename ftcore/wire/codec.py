@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -25,6 +26,7 @@ from ftcore.wire.messages import (
 )
 
 MESSAGE_BYTES_MAX = 4 << 20
+LOOKED_AT_MAX = 256  # ranks
 ID_CHARS_MAX = 256
 TEXT_CHARS_MAX = 4096
 ADDRESSES_MAX = 4096
@@ -40,7 +42,7 @@ def encode_hello(hello: Hello) -> bytes:
             member=member_to_pb(hello.report.member),
             report=_report_to_pb(hello.report),
             settings=dict(hello.settings),
-            standing=quorum_to_pb(hello.standing) if hello.standing else None,
+            standing=quorum_to_pb(for_members(hello.standing)) if hello.standing else None,
         )
     )
     return message.SerializeToString()
@@ -65,7 +67,7 @@ def decode_from_group(data: bytes, *, member: Member | None) -> Hello | Report:
 def encode_order(order: Order) -> bytes:
     match order:
         case NewQuorum(quorum=quorum):
-            message = pb.ToGroup(new_quorum=quorum_to_pb(quorum))
+            message = pb.ToGroup(new_quorum=quorum_to_pb(for_members(quorum)))
         case Prepare():
             message = pb.ToGroup(
                 prepare=pb.Prepare(
@@ -81,6 +83,7 @@ def encode_order(order: Order) -> bytes:
                     replica_id=order.replica_id,
                     incarnation=order.incarnation,
                     reason=order.reason,
+                    others=[pb.Member(replica_id=r, incarnation=i) for r, i in order.others],
                 )
             )
         case Attached():
@@ -117,6 +120,9 @@ def decode_order(data: bytes) -> Order:
                 replica_id=_name(lost.replica_id, "replica_id"),
                 incarnation=lost.incarnation,
                 reason=lost.reason[:TEXT_CHARS_MAX],
+                others=tuple(
+                    (_name(m.replica_id, "replica_id"), m.incarnation) for m in lost.others
+                ),
             )
         case "attached":
             return Attached(report_every_s=message.attached.report_every_s)
@@ -156,12 +162,37 @@ def member_from_pb(message: pb.Member) -> Member:
     )
 
 
+def for_members(quorum: Quorum) -> Quorum:
+    """What a member needs of it: who is in, who heals, and where the first source's store is.
+
+    With all addresses the list of 1,024 groups would have 185 kB, and each of them gets it. Up to
+    LOOKED_AT_MAX ranks they stay in: a manager that notices a hang asks all ranks what they do.
+    """
+    if sum(len(m.heal_addresses) for m in quorum.members) <= LOOKED_AT_MAX:
+        return quorum
+    meets_at = quorum.sources[0] if quorum.sources else None
+    members = tuple(_bare(m, is_source=m is meets_at) for m in quorum.members)
+    return replace(quorum, members=members)
+
+
+def _bare(member: Member, *, is_source: bool) -> Member:
+    store_address = member.store_address if is_source else ""
+    return Member(
+        replica_id=member.replica_id,
+        incarnation=member.incarnation,
+        store_address=store_address,
+    )
+
+
 def quorum_to_pb(quorum: Quorum) -> pb.Quorum:
+    names, healing = set(quorum.replica_ids), quorum.healing
+    is_mostly_healing = names != healing and 2 * len(healing) > len(names)
     return pb.Quorum(
         quorum_id=quorum.quorum_id,
         from_step=quorum.from_step,
         members=[member_to_pb(m) for m in quorum.members],
-        healing=sorted(quorum.healing),
+        healing=() if is_mostly_healing else sorted(healing),
+        sources=sorted(names - healing) if is_mostly_healing else (),
         spares=sorted(quorum.spares),
     )
 
@@ -171,13 +202,14 @@ def quorum_from_pb(message: pb.Quorum) -> Quorum:
     names = [m.replica_id for m in members]
     if names != sorted(set(names)):
         raise BadMessage("the members of a quorum are not sorted or not distinct")
-    if not {*message.healing, *message.spares} <= set(names):
+    healing = set(names) - set(message.sources) if message.sources else set(message.healing)
+    if not {*healing, *message.sources, *message.spares} <= set(names):
         raise BadMessage("a quorum heals or spares groups that are not its members")
     return Quorum(
         quorum_id=_number(message.quorum_id),
         from_step=_number(message.from_step),
         members=members,
-        healing=frozenset(message.healing),
+        healing=frozenset(healing),
         spares=frozenset(message.spares),
     )
 

@@ -30,18 +30,20 @@ class Member(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., store_address: _Optional[str] = ..., heal_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Quorum(_message.Message):
-    __slots__ = ("quorum_id", "from_step", "members", "healing", "spares")
+    __slots__ = ("quorum_id", "from_step", "members", "healing", "spares", "sources")
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     HEALING_FIELD_NUMBER: _ClassVar[int]
     SPARES_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     from_step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     healing: _containers.RepeatedScalarFieldContainer[str]
     spares: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[str]] = ...) -> None: ...
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, quorum_id: _Optional[int] = ..., from_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., healing: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("number", "quorum_id", "left_id", "committed", "is_torn", "lineage", "promised", "limit", "failed_id", "want", "reason", "group_s", "heal_s", "held_s", "heal_bytes_done", "heal_bytes_total", "slowness")
@@ -127,16 +129,18 @@ class Prepare(_message.Message):
     def __init__(self, change_id: _Optional[int] = ..., is_broken: bool = ..., must_abort: bool = ...) -> None: ...
 
 class LostMember(_message.Message):
-    __slots__ = ("quorum_id", "replica_id", "incarnation", "reason")
+    __slots__ = ("quorum_id", "replica_id", "incarnation", "reason", "others")
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     replica_id: str
     incarnation: int
     reason: str
-    def __init__(self, quorum_id: _Optional[int] = ..., replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, quorum_id: _Optional[int] = ..., replica_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., others: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("reason",)

@@ -61,10 +61,12 @@ class Quorum:
     healing: frozenset[str] = frozenset()
     spares: frozenset[str] = frozenset()
     _lives: frozenset[tuple[str, int]] = field(init=False, repr=False, compare=False)
+    _by_name: Mapping[str, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Looked at for each report of each member, so made once."""
         object.__setattr__(self, "_lives", frozenset(m.life for m in self.members))
+        object.__setattr__(self, "_by_name", {m.replica_id: m for m in self.members})
 
     @property
     def replica_ids(self) -> tuple[str, ...]:
@@ -73,6 +75,9 @@ class Quorum:
     @property
     def lives(self) -> frozenset[tuple[str, int]]:
         return self._lives
+
+    def member(self, replica_id: str) -> Member | None:
+        return self._by_name.get(replica_id)
 
     @property
     def sources(self) -> tuple[Member, ...]:
@@ -171,13 +176,18 @@ class NewQuorum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostMember:
-    """Who will not finish a step of quorum `quorum_id` any more. When it is the receiver, it is
-    out of the quorum and asks for a new seat."""
+    """Who will not finish a step of quorum `quorum_id` any more, with `others` lost at the same
+    moment. When it is the receiver, it is out of the quorum and asks for a new seat."""
 
     quorum_id: int
     replica_id: str
     incarnation: int
     reason: str
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def lives(self) -> frozenset[tuple[str, int]]:
+        return frozenset({(self.replica_id, self.incarnation), *self.others})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,9 +68,8 @@ def test_probes_and_scrapes_ask_for_pages_that_exist():
     pages = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
     asked = set()
     for path in (DEPLOY / "helm/lighthouse").rglob("*.yaml"):
-        asked |= set(re.findall(r'"path" "(/\w+)"|path: (/\w+)$', path.read_text(), re.M))
-    paths = {a or b for a, b in asked}
-    assert paths == {"/healthz", "/readyz", "/metrics"} <= pages
+        asked |= set(re.findall(r'[" ](/\w+)(?:"|$)', path.read_text(), re.M))
+    assert asked == {"/healthz", "/readyz", "/leaderz", "/metrics"} <= pages
 
 
 def test_every_variable_that_is_set_is_read_by_somebody():

@@ -9,7 +9,6 @@ import pytest
 
 from tests.lighthouse.groups import Group, Job
 from tests.lighthouse.lease.etcd_cluster import etcd_cluster
-from tests.lighthouse.lighthouse_process import LighthouseProcess
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +23,6 @@ def lease_text(request, tmp_path):
         return f"file:{tmp_path / 'lease'}"
     endpoints = request.getfixturevalue("etcd").endpoints
     return f"etcd:{','.join(endpoints)}/{uuid.uuid4()}"
-
-
-@pytest.fixture
-def lighthouses():
-    started = []
-
-    def start(*options, **more):
-        started.append(LighthouseProcess(*options, **more))
-        return started[-1]
-
-    yield start
-    for lighthouse in started:
-        lighthouse.stop()
 
 
 def story(tell):

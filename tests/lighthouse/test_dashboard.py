@@ -30,12 +30,12 @@ def test_the_page_follows_the_jobs_and_an_operator_can_drain(tmp_path, monkeypat
             job.may_heal.clear()
             async with Group(job, "d").alive():
                 await page.until_text("heals to step .* from a-longer-name.*, b, c: 30% of 1")
+                await screenshots(page, tmp_path)
                 job.may_heal.set()
                 await page.until_text("quorum .* of 4 ")
             await page.until_text(r"member.lost\s+d: ")
             await page.until_text("last recovery: .*first step")
             assert await page.run("document.querySelectorAll('b').length") == 0
-            await screenshots(page, tmp_path)
             await drain_b(page, job)
             assert not page.problems, page.problems
             lighthouse.stop()

@@ -30,8 +30,13 @@ def seated(core):
 
 
 def test_the_second_one_is_refused_when_the_first_is_heard_again(core):
-    assert refused(core.report(report(1, number=2), 0.2)) == [("r0", 2)]
+    at = 0.1 + core.policy.reattach_timeout_s
+    assert refused(core.report(report(1, number=2), at)) == [("r0", 2)]
     assert seated(core) == 1
+
+
+def test_a_report_of_the_first_that_may_be_old_decides_nothing(core):
+    assert refused(core.report(report(1, number=2), 0.2)) == []
 
 
 def test_the_second_one_takes_the_seat_when_the_stream_of_the_first_has_closed(core):

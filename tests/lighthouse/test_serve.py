@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import urllib.error
@@ -11,27 +12,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse.__main__ import main
 from tests.lighthouse.certificates import Authority
 from tests.lighthouse.groups import Group, Job
-from tests.lighthouse.lighthouse_process import LighthouseProcess
 
 ROOT = Path(__file__).parents[2]
 TOKEN, OTHER, OPERATOR = "t" * 16, "u" * 16, "o" * 16
-
-
-@pytest.fixture
-def lighthouses():
-    started = []
-
-    def start(*options, **more):
-        started.append(LighthouseProcess(*options, **more))
-        return started[-1]
-
-    yield start
-    for lighthouse in started:
-        lighthouse.stop()
 
 
 def story(tell):
@@ -65,7 +53,7 @@ async def trains(stack, lighthouse, names="ab", **more):
     return job
 
 
-def test_a_group_without_its_jobs_token_is_refused_and_a_rotated_token_is_taken(
+def test_a_group_without_its_jobs_token_tries_again_and_takes_a_rotated_one(
     lighthouses, tmp_path, monkeypatch
 ):
     tokens = tmp_path / "tokens"
@@ -76,10 +64,44 @@ def test_a_group_without_its_jobs_token_is_refused_and_a_rotated_token_is_taken(
     async def tell(stack):
         job = Job([lighthouse.address])
         group = await stack.enter_async_context(Group(job, "a").alive())
-        await job.until(lambda: group.refused)
-        assert "not good for job 'job'" in group.refused.what
+        await job.until(lambda: "not good for job 'job'" in group.uplink._failure)
+        assert group.refused is None
         tokens.write_text(f"job {OTHER}\njob {TOKEN}\n")
         await job.until(lambda: job.all_in("a"))
+
+    story(tell)
+
+
+def test_a_token_that_stays_wrong_stops_the_group_with_a_sentence(
+    lighthouses, tmp_path, monkeypatch
+):
+    (tmp_path / "tokens").write_text(f"job {OTHER}\n")
+    lighthouse = lighthouses("--tokens", str(tmp_path / "tokens"))
+    monkeypatch.setenv("FTCORE_TOKEN", TOKEN)
+
+    async def tell(stack):
+        job = Job([lighthouse.address])
+        group = Group(job, "a")
+        group.uplink.token_patience_s = 0.2
+        await stack.enter_async_context(group.alive())
+        await job.until(lambda: group.refused)
+        assert group.refused.what == "the token is not good for job 'job', for 0.2 s"
+        assert "FTCORE_TOKEN_FILE" in group.refused.remedy
+
+    story(tell)
+
+
+def test_rotating_a_token_cuts_no_group_that_is_attached(lighthouses, tmp_path, monkeypatch):
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"job {TOKEN}\n")
+    lighthouse = lighthouses("--tokens", str(tokens))
+    monkeypatch.setenv("FTCORE_TOKEN", TOKEN)
+
+    async def tell(stack):
+        job = await trains(stack, lighthouse)
+        tokens.write_text(f"job {OTHER}\n")
+        await job.steps(20)
+        assert [g.attached_to for g in job.groups.values()] == [1, 1]
 
     story(tell)
 
@@ -195,11 +217,23 @@ def test_options_that_cannot_work_are_refused_in_one_sentence(options, why):
     assert "Traceback" not in result.output
 
 
-METRICS = """leader term elections_won quorum_number members waiting_seconds events steps_committed
-steps_repeated goodput_ratio committed_steps heartbeat_age_seconds group_state recovery_seconds"""
+def table_of_the_readme():
+    """Each metric of the README's table, with its labels."""
+    text = (ROOT / "lighthouse" / "README.md").read_text()
+    rows = re.findall(r"^\| (`ft_lighthouse_.*?) \| (.*?) \| ?(.*?) ?\|$", text, re.MULTILINE)
+    for names, _, labels in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            yield name, {label.strip() for label in labels.split(",") if label.strip()}
 
 
-def test_metrics_have_the_names_of_the_readme(lighthouses):
+def exposition(text):
+    """Each metric of /metrics, with its labels."""
+    for family in text_string_to_metric_families(text):
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        yield family.name + ("_total" if family.type == "counter" else ""), labels
+
+
+def test_metrics_are_those_of_the_readmes_table_no_more_and_no_less(lighthouses):
     lighthouse = lighthouses()
 
     async def tell(stack):
@@ -208,14 +242,14 @@ def test_metrics_have_the_names_of_the_readme(lighthouses):
             await job.until(lambda: job.all_in(*"abc"))
         await job.until(lambda: job.all_in(*"ab"))
         await job.steps(2)
-        readme = (ROOT / "lighthouse" / "README.md").read_text()
         while 'recovery_seconds_count{job="job",phase="first_step"} 1.0' not in (
             text := await asyncio.to_thread(lighthouse.get, "/metrics")
         ):
             await asyncio.sleep(0.05)
-        for name in METRICS.split():
-            assert f"# TYPE ft_lighthouse_{name}" in text, name
-            assert f"`ft_lighthouse_{name}" in readme, name
+        told, written = dict(exposition(text)), dict(table_of_the_readme())
+        assert set(told) == set(written)
+        for name, labels in told.items():
+            assert labels <= written[name], name
         assert "ft_lighthouse_leader 1.0" in text
 
     story(tell)

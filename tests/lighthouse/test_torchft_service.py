@@ -81,6 +81,15 @@ def ask(connection, replica_id, step=0, **more):
     )
 
 
+async def beats(run, place, living):
+    """Heartbeats of all in `living`, as their managers send them."""
+    heart = client(place)
+    while True:
+        for name in sorted(living):
+            await run(heart.heartbeat, name)
+        await asyncio.sleep(0.1)
+
+
 def test_torchfts_client_gets_a_quorum_with_everything_it_said():
     async def tell(run, place):
         async with place.leading():
@@ -101,13 +110,16 @@ def test_torchfts_client_gets_a_quorum_with_everything_it_said():
 def test_a_group_that_dies_is_left_out_after_its_heartbeat_and_the_id_grows():
     async def tell(run, place):
         async with place.leading():
-            clients = {name: client(place) for name in "abc"}
-            for name in "abc":
-                await run(clients[name].heartbeat, name)
+            clients, living = {name: client(place) for name in "abc"}, set("abc")
+            beating = asyncio.create_task(beats(run, place, living))
+            while len(place.service.core.expiries) < 3:
+                await asyncio.sleep(0.01)
             first, *_ = await asyncio.gather(*(run(ask, clients[n], n) for n in "abc"))
+            living.remove("c")
             second, _ = await asyncio.gather(*(run(ask, clients[n], n) for n in "ab"))
             assert [p.replica_id for p in second.participants] == ["a", "b"]
             assert second.quorum_id == first.quorum_id + 1
+            beating.cancel()
 
     story(tell)
 

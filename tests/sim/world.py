@@ -35,6 +35,7 @@ POLICY = {
     "reattach_timeout_s": 0.4,
     "promise_timeout_s": 4.0,
     "deaths_max": 0,
+    "learn_timeout_s": 3.0,  # twice heartbeat_timeout_s, as `lighthouse serve --lease` sets it
 }
 FLAPS = {"deaths_max": 2, "deaths_window_s": 8.0, "hold_first_s": 0.5, "hold_most_s": 4.0}
 REPORT_EVERY_S = 0.5
@@ -199,6 +200,7 @@ class World:
             recorded=recorded,
             must_learn=recorded is not None or not self.has_journal,
         )
+        core.defers = True  # as the server does
         self.servers.append(Server(core=core, term=self.durable.term))
 
     def stop_server(self, server: Server) -> None:

@@ -1,5 +1,7 @@
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -73,7 +75,12 @@ orders = st.one_of(
     st.builds(NewQuorum, quorum=quorums()),
     st.builds(Prepare, change_id=numbers, is_broken=st.booleans(), must_abort=st.booleans()),
     st.builds(
-        LostMember, quorum_id=numbers, replica_id=names, incarnation=numbers, reason=st.text()
+        LostMember,
+        quorum_id=numbers,
+        replica_id=names,
+        incarnation=numbers,
+        reason=st.text(),
+        others=st.lists(st.tuples(names, numbers), max_size=3).map(tuple),
     ),
     st.builds(Drain, reason=st.text(max_size=20)),
     st.builds(Refused, what=st.text(), remedy=st.text(), compare_with=st.text()),
@@ -84,12 +91,33 @@ orders = st.one_of(
 
 @given(orders)
 def test_an_order_arrives_as_it_was_sent(order):
-    assert codec.decode_order(codec.encode_order(order)) == order
+    got = codec.decode_order(codec.encode_order(order))
+    if isinstance(order, NewQuorum):
+        order = NewQuorum(quorum=codec.for_members(order.quorum))
+    assert got == order
+
+
+@given(quorums())
+def test_a_quorum_is_stored_with_everything_in_it(quorum):
+    assert codec.quorum_from_pb(codec.quorum_to_pb(quorum)) == quorum
+
+
+@given(quorums(), st.sampled_from([0, 256]))
+def test_a_member_learns_who_is_in_and_where_the_first_source_is(quorum, limit):
+    with mock.patch.object(codec, "LOOKED_AT_MAX", limit):
+        slim = codec.for_members(quorum)
+    assert (slim.lives, slim.healing) == (quorum.lives, quorum.healing)
+    assert [m.store_address for m in slim.sources[:1]] == [
+        m.store_address for m in quorum.sources[:1]
+    ]
+    assert limit or not any(m.heal_addresses for m in slim.members)
 
 
 @given(hellos)
 def test_a_hello_arrives_as_it_was_sent(hello):
-    assert codec.decode_from_group(codec.encode_hello(hello), member=None) == hello
+    got = codec.decode_from_group(codec.encode_hello(hello), member=None)
+    standing = hello.standing and codec.for_members(hello.standing)
+    assert got == replace(hello, standing=standing)
 
 
 @given(reports)

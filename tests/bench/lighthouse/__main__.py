@@ -1,4 +1,7 @@
-"""Our lighthouse beside torchft's, in one run: `python -m tests.bench.lighthouse [--quick]`.
+"""Our lighthouse beside torchft's, in one run: `python -m tests.bench.lighthouse [WHAT] [--quick]`.
+
+WHAT is `small` (2, 16 and 64 groups), `large` (256 and 1,024), `churn` or `steady`: each takes less
+than three minutes. Without it, all of them.
 
 Asks: N groups on N connections ask together; from the last ask to the reply, all replies of all
 rounds. The load comes from one Python process (grpc.aio) in every row, so its own time is in all of
@@ -94,17 +97,18 @@ def steady(count, seconds):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
+    parser.add_argument("what", nargs="?", choices=["small", "large", "churn", "steady"])
     options = parser.parse_args()
     results = {}
-    if options.only in ("", "asks"):
-        for count in (2, 16, 64) if options.quick else (2, 16, 64, 256, 1024):
-            results[f"asks {count}"] = asks(count, 30 if count < 256 else 6)
+    counts = {"small": (2, 16, 64), "large": (256, 1024), None: (2, 16, 64, 256, 1024)}
+    for count in counts.get(options.what, ()):
+        if count < 256 or not options.quick:
+            results[f"asks {count}"] = asks(count, 50 if count < 64 else 20 if count < 256 else 6)
             show(f"asks {count}", results)
-    if options.only in ("", "churn"):
+    if options.what in (None, "churn"):
         results["churn"] = churn(5_000 if options.quick else 100_000)
         show("churn", results)
-    if options.only in ("", "steady"):
+    if options.what in (None, "steady"):
         results["steady 1024"] = steady(64 if options.quick else 1024, 5 if options.quick else 15)
         show("steady 1024", results)
     print(json.dumps(results))

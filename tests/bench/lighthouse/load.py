@@ -92,6 +92,13 @@ class Stream:
     async def quorum_bytes(self):
         return await self.call.read()
 
+    async def leave(self):
+        """Say that this group is gone and wait until the lighthouse has heard it."""
+        await self.say(want=Want.GONE)
+        await self.call.done_writing()
+        while await self.call.read() is not grpc.aio.EOF:
+            pass
+
 
 async def our_rounds(address, count, rounds):
     """Streams stand open; then all groups ask for a seat. A new job for each round."""
@@ -114,8 +121,7 @@ async def our_rounds(address, count, rounds):
             assert isinstance(order, NewQuorum) and len(order.quorum.members) == count
             reply_bytes = len(replies[0])
             results.append([at - max(asked) for at in replied])
-            for stream in streams:
-                stream.call.cancel()
+            await asyncio.gather(*(s.leave() for s in streams))
     return results, reply_bytes
 
 

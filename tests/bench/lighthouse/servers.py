@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[3]
 TORCHFT = """
@@ -58,7 +59,7 @@ def ours(replicas_min, **options):
     command += ["--min-replicas", str(replicas_min), "--log-level", "ERROR"]
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    with _running(command) as server:
+    with TemporaryDirectory() as home, _running([*command, "--journal", f"{home}/j"]) as server:
         yield server
 
 
