@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -32,6 +32,7 @@ from lighthouse.quorum import (
     decide,
     living_members,
 )
+from lighthouse.refusal import refusal
 
 Life = tuple[str, int]
 
@@ -108,7 +109,7 @@ class JobCore:
         """A stream of this group opened (again)."""
         member = hello.report.member
         others = [s.report.member for r, s in self.seats.items() if r != member.replica_id]
-        refused = _refusal(self._settings, hello.settings, others)
+        refused = refusal(self._settings, hello.settings, others)
         if refused is not None:
             self._order(member.life, refused)
             return self._take(None, now)
@@ -433,20 +434,3 @@ def _prepare(change: Change) -> Prepare:
 def _after_seating(want: Want) -> Want:
     """A seat was given: it is asked for no longer."""
     return Want.NOTHING if want is Want.SEAT else want
-
-
-def _refusal(
-    ours: Mapping[str, str], theirs: Mapping[str, str], others: Sequence[Member]
-) -> Refused | None:
-    """Why a group with these settings cannot be in one job with the others: the first difference.
-
-    A difference in the layout of the state is named by the group itself: it asks another one.
-    """
-    names = [n for n in sorted(set(ours) | set(theirs)) if ours.get(n) != theirs.get(n)]
-    if not names or not others:
-        return None
-    name = names[0]
-    what = f"{name} is {theirs.get(name)} here and {ours.get(name)} in the other replica groups"
-    remedy = f"Start all replica groups of this job with the same {name}."
-    compare_with = next(iter(others[0].heal_addresses), "") if name == "state layout" else ""
-    return Refused(what=what, remedy=remedy, compare_with=compare_with)
