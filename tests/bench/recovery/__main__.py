@@ -57,14 +57,14 @@ def stall(system, groups, number, *, victim=-1):
         lost_one = trainers.pop(victim)
         try:
             lost_one.process.send_signal(number)
-            found = [_first_after_pause(trainer, at) for trainer in trainers]
+            found = [_first_after_pause(trainer, at, number) for trainer in trainers]
         finally:
             trainers.append(lost_one)
         lost = sum(trainer.lost for trainer in trainers[:-1])
         return (None if None in found else max(found) - at), lost
 
 
-def _first_after_pause(trainer, at):
+def _first_after_pause(trainer, at, number):
     """The first commit after the longest pause that begins within a second of the signal, as a
     commit that was under way is no answer."""
     commits = [at]
@@ -75,6 +75,8 @@ def _first_after_pause(trainer, at):
         if commit > at - 0.2:
             commits.append(commit)
     pauses = [(b - a, b) for a, b in pairwise(commits) if b > at]
+    if number == signal.SIGTERM:  # it may leave a while later: the pause itself is what it costs
+        return at + max(pauses)[0]
     return max(pauses)[1]
 
 
