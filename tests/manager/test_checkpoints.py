@@ -127,15 +127,13 @@ def test_each_group_writes_its_part_and_nothing_is_written_twice(job):
 def test_a_group_that_dies_in_between_is_healed_and_the_others_save_without_it(job, unfailed):
     r0, r1, r2 = job.start_all("r0", "r1", "r2", **SLOW)
     together(r0, r1, r2)
-    r1.wait("shard", step=12)
     r1.kill()
-    r0.wait("checkpoint.saved", step=20)
+    r0.wait("step.committed", members=("r0", "r2"))
+    saved = r0.wait("checkpoint.saved")["step"]
     again = job.start("r1")
     assert {r0.finish(), r2.finish(), again.finish()} == {unfailed}
-    assert again.said("heal.finished")
     assert steps_of(job) == [60, 50, 40, 30, 20, 10]
-    participants = {s: read_manifest(open_store(str(job.run)), s).participants for s in (10, 20)}
-    assert participants == {10: 3, 20: 2}
+    assert read_manifest(open_store(str(job.run)), saved).participants == 2
 
 
 def test_a_group_that_heals_needs_no_checkpoint(job, other_host, unfailed):
