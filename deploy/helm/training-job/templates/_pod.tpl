@@ -66,6 +66,9 @@ containers:
     env:
       - name: JOB_COMPLETION_INDEX
         valueFrom: {fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+      # Keeps host memory flat over many rebuilt NCCL communicators: see GPU.md.
+      - {name: MALLOC_ARENA_MAX, value: "2"}
+      - {name: NCCL_RAS_ENABLE, value: "0"}
       - name: FTCORE_HOST
         valueFrom: {fieldRef: {fieldPath: status.podIP}}
       - {name: FTCORE_JOB, value: {{ .root.Release.Name }}}
