@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,15 @@ class Torchrun:
             time.sleep(0.02)
         raise AssertionError(f"never seen; the last lines were {self.lines[-3:]}")
 
+    def end(self):
+        """Kill torchrun, and its ranks, which would outlive it."""
+        pid = self.process.pid
+        with suppress(OSError):
+            ranks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            self.process.kill()
+            for rank in ranks:
+                os.kill(int(rank), signal.SIGKILL)
+
     def shas(self):
         assert self.process.wait(HANG_S) == 0
         return {line[1] for line in self.lines if line[:1] == ["SHA"]}
@@ -64,7 +73,7 @@ def two_groups(folder, *, replicas_min=1, **options):
             yield start, start("r0"), start("r1")
         finally:
             for group in groups:
-                group.process.kill()
+                group.end()
 
 
 def unfailed(folder, *, inner="ddp"):
