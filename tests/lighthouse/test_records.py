@@ -93,34 +93,32 @@ def test_a_lighthouse_whose_disk_is_full_announces_nothing_and_ends(tmp_path):
     async def main():
         records = JournalRecords(tmp_path / "journal")
         lighthouse = Lighthouse(Policy(), records, clock=time.monotonic)
-        outbox, reader = Told(), Told()
         member = Member(replica_id="a", incarnation=1)
         report = Report(member=member, number=1, want=Want.SEAT)
         with file_size_limit((tmp_path / "journal").stat().st_size + 10):
-            reader.messages = [encode_hello(Hello(job="job", report=report))]
-            serving = asyncio.create_task(lighthouse.serve_stream(reader, outbox))
+            group = Told(report)
+            serving = asyncio.create_task(lighthouse.serve_stream(group.says(), group.write))
             error = await asyncio.wait_for(lighthouse.failed, 30)
         serving.cancel()
         lighthouse.close()
-        return error, [type(decode_order(m)) for m in outbox.messages]
+        return error, [type(decode_order(m)) for m in group.messages]
 
     error, orders = asyncio.run(main())
     assert isinstance(error, JournalUnwritable) and orders == [Attached]
 
 
 class Told:
-    """Both ends of a stream, without one."""
+    """Both ends of a stream, without one: it has said hello, and keeps what it is told."""
 
-    def __init__(self):
-        self.messages = []
+    def __init__(self, report):
+        self._hello, self.messages = encode_hello(Hello(job="job", report=report)), []
 
-    async def read(self):
-        return self.messages.pop() if self.messages else await asyncio.Future()
+    async def says(self):
+        yield self._hello
+        await asyncio.Future()
 
-    def post(self, message):
+    async def write(self, message):
         self.messages.append(message)
-
-    def close(self): ...
 
 
 def test_a_wall_clock_that_jumps_changes_nothing_that_is_decided(tmp_path, monkeypatch):
@@ -128,14 +126,14 @@ def test_a_wall_clock_that_jumps_changes_nothing_that_is_decided(tmp_path, monke
 
     async def main():
         lighthouse = Lighthouse(Policy(), JournalRecords(tmp_path / "j"), clock=time.monotonic)
-        outbox, reader = Told(), Told()
         member = Member(replica_id="a", incarnation=1)
         report = Report(member=member, number=1, want=Want.SEAT)
-        reader.messages = [encode_hello(Hello(job="job", report=report))]
-        serving = asyncio.create_task(lighthouse.serve_stream(reader, outbox))
-        while len(outbox.messages) < 2:
-            await asyncio.sleep(0.001)
-        job, told = lighthouse.jobs["job"], len(outbox.messages)
+        group = Told(report)
+        serving = asyncio.create_task(lighthouse.serve_stream(group.says(), group.write))
+        async with asyncio.timeout(30):
+            while len(group.messages) < 2:
+                await asyncio.sleep(0.001)
+        job, told = lighthouse.jobs["job"], len(group.messages)
         for jump in (86_400.0, -2 * 86_400.0):
             now = time.time() + jump
             monkeypatch.setattr(time, "time", lambda now=now: now)
@@ -143,7 +141,7 @@ def test_a_wall_clock_that_jumps_changes_nothing_that_is_decided(tmp_path, monke
             job.take(job.core.poll(time.monotonic()))
         serving.cancel()
         lighthouse.close()
-        return job.core, len(outbox.messages) - told
+        return job.core, len(group.messages) - told
 
     core, more = asyncio.run(main())
     assert core.standing.replica_ids == ("a",) and more == 0 and set(core.seats) == {"a"}
