@@ -9,6 +9,7 @@ from ftcore.local_sgd.fragments import Schedule
 from ftcore.local_sgd.outer import OuterSteps
 from ftcore.local_sgd.replica import OuterOptimizer
 from ftcore.process_group.fake import FakeGroup, FakeNetwork
+from ftcore.wire import messages
 from tests.reduce.members import HANG_S, each
 
 
@@ -98,10 +99,11 @@ class Rig:
         self.index, self.healing = self.index + 1, frozenset()
 
     def _attempt(self, member, during):
-        quorum = SimpleNamespace(
-            replica_ids=tuple(m.name for m in self.members),
-            healing=self.healing,
+        quorum = messages.Quorum(
+            quorum_id=1,
             from_step=self.index,
+            members=tuple(messages.Member(replica_id=m.name, incarnation=1) for m in self.members),
+            healing=frozenset(self.healing),
         )
         step = SimpleNamespace(
             index=self.index, grant=SimpleNamespace(quorum=quorum), timed=lambda *_: None
