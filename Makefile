@@ -1,6 +1,8 @@
 # `make demo` and `make test` are all a newcomer needs; both build .venv first.
 VENV ?= .venv
 PY := $(VENV)/bin/python
+# Most tests wait for processes that they start. With 0 everything runs in one process.
+TEST_PROCESSES ?= 3
 export OMP_NUM_THREADS ?= 1
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 
@@ -23,7 +25,7 @@ lint: venv
 test: venv lint
 	sh tests/system_packages.sh
 	sh tests/deploy/install.sh .deploy-tools || echo "tests/deploy is skipped in part"
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 bench: venv
 	$(PY) -m tests.bench
