@@ -39,7 +39,8 @@ def test_a_spare_takes_over_from_a_killed_group_without_a_heal(tmp_path, mode, u
 
 
 def test_a_group_that_comes_back_follows_the_spare_that_took_over(tmp_path, unfailed):
-    with Job(tmp_path, replicas_min=2, serve=TWO_AND_A_SPARE, step_time_s=0.05) as job:
+    options = {"serve": TWO_AND_A_SPARE, "step_time_s": 0.1, "holds": (2, 60)}
+    with Job(tmp_path, replicas_min=2, **options) as job:
         r0, r1 = job.start_all("r0", "r1")
         together(r0, r1)
         r2 = job.start("r2")
@@ -47,7 +48,7 @@ def test_a_group_that_comes_back_follows_the_spare_that_took_over(tmp_path, unfa
         r1.signal(signal.SIGTERM)
         r1.wait("ended_loop")
         r2.wait("shard")
-        again = job.start("r1")
+        again = job.start_again("r1")
         assert {r0.finish(), r2.finish(), again.finish()} == {unfailed}
         assert not any(group.said("step.failed") for group in (r0, r1, r2))
         assert not again.said("shard")
