@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 JOB = "torchft"
 QUORUM, HEARTBEAT = "/torchft.LighthouseService/Quorum", "/torchft.LighthouseService/Heartbeat"
 ID_CHARS_MAX = 512
-GROUPS_MAX = 10_000
+GROUPS_MAX = 20_000
 RETRY_S = 0.05
 
 

@@ -107,6 +107,9 @@ def decide(
     return members
 
 
+FORGET_EVERY_S = 1.0
+
+
 class TorchftCore:
     """Remembers who asked and who is alive, in one term of one lighthouse."""
 
@@ -160,7 +163,9 @@ class TorchftCore:
         self.expiries = {r: until for r, until in self.expiries.items() if now < until}
         match decide(self.asks, self.expiries, self._previous_ids, self.policy, now):
             case NotYet() as waiting:
-                self.wake_at = waiting.until
+                # when nobody waits, ids that went silent are forgotten many at a time
+                pause_s = 0.0 if self.asks else FORGET_EVERY_S
+                self.wake_at = max(waiting.until, now + pause_s)
                 return None
             case members:
                 return self._issue(members)
