@@ -1,5 +1,8 @@
+import uuid
+
 import pytest
 
+from tests.lighthouse.lease.etcd_cluster import etcd_cluster
 from tests.lighthouse.lighthouse_process import LighthouseProcess
 
 
@@ -15,3 +18,17 @@ def lighthouses():
     yield start
     for lighthouse in started:
         lighthouse.stop()
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory):
+    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["file", "etcd"])
+def lease_text(request, tmp_path):
+    if request.param == "file":
+        return f"file:{tmp_path / 'lease'}"
+    endpoints = request.getfixturevalue("etcd").endpoints
+    return f"etcd:{','.join(endpoints)}/{uuid.uuid4()}"

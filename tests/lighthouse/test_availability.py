@@ -2,27 +2,11 @@
 
 import asyncio
 import signal
-import uuid
 from contextlib import AsyncExitStack
 
 import pytest
 
 from tests.lighthouse.groups import Group, Job
-from tests.lighthouse.lease.etcd_cluster import etcd_cluster
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory):
-    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(params=["file", "etcd"])
-def lease_text(request, tmp_path):
-    if request.param == "file":
-        return f"file:{tmp_path / 'lease'}"
-    endpoints = request.getfixturevalue("etcd").endpoints
-    return f"etcd:{','.join(endpoints)}/{uuid.uuid4()}"
 
 
 def story(tell):

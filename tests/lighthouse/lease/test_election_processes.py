@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import uuid
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -47,20 +46,6 @@ class CandidateProcess:
         self.signal(signal.SIGCONT) if self.process.poll() is None else None
         self.process.kill()
         self.process.wait()
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory):
-    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(params=["file", "etcd"])
-def lease_text(request, tmp_path):
-    if request.param == "file":
-        return f"file:{tmp_path / 'lease'}"
-    endpoints = request.getfixturevalue("etcd").endpoints
-    return f"etcd:{','.join(endpoints)}/{uuid.uuid4()}"
 
 
 @contextmanager
