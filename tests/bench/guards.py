@@ -4,8 +4,6 @@ The norm is computed in every step, a digest every so many, and words are exchan
 a window is due or a value is suspicious.
 """
 
-import argparse
-import multiprocessing
 import statistics
 import time
 
@@ -15,7 +13,8 @@ from ftcore.digest import state_digest
 from ftcore.gradients import FastGradients
 from ftcore.guard_watch import Watch
 from ftcore.guards import NO_GUARDS, Guards, Word
-from ftcore.process_group import GlooGroup, host_store
+from ftcore.process_group import GlooGroup
+from tests.bench.members import parse_options, run_members
 from tests.bench.reduce import big_model
 
 
@@ -59,26 +58,12 @@ def member(rank, address, options, results):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--groups", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    context = multiprocessing.get_context("fork")
-    results, host = context.SimpleQueue(), host_store()
-    members = [
-        context.Process(target=member, args=(rank, host.address, options, results))
-        for rank in range(options.groups)
-    ]
-    for process in members:
-        process.start()
-    for process in members:
-        process.join()
+    options = parse_options()
+    results = run_members(member, options)
     size = f"{options.megabytes} MB of parameters, {options.groups} groups, gloo, one thread each"
     print(f"{size}; milliseconds")
     print(f"{'':28} {'median':>9} {'best':>9}")
-    while not results.empty():
-        name, median, best = results.get()
+    for name, median, best in results:
         print(f"{name:28} {median:9.3f} {best:9.3f}")
 
 

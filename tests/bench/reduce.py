@@ -3,8 +3,6 @@
 python -m tests.bench.reduce [--megabytes 100] [--groups 3] [--rounds 7]
 """
 
-import argparse
-import multiprocessing
 import statistics
 import time
 
@@ -12,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ftcore.process_group import GlooGroup, host_store
+from ftcore.process_group import GlooGroup
 from ftcore.reduce.buckets import Buckets
+from tests.bench.members import parse_options, run_members
 
 
 def big_model(megabytes):
@@ -111,24 +110,10 @@ def member(rank, address, options, results):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--groups", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    context = multiprocessing.get_context("fork")
-    results, host = context.SimpleQueue(), host_store()
-    members = [
-        context.Process(target=member, args=(rank, host.address, options, results))
-        for rank in range(options.groups)
-    ]
-    for process in members:
-        process.start()
-    for process in members:
-        process.join()
+    options = parse_options()
+    results = run_members(member, options)
     table = {}
-    while not results.empty():
-        size, name, median, best = results.get()
+    for size, name, median, best in results:
         table.setdefault((size, name), (median, best))
     print(
         f"{options.groups} groups, gloo, one thread each; milliseconds a step, slowest rank; ",
